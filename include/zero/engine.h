@@ -147,11 +147,11 @@ class ZERO_API Engine {
   // rank: IoError (kCheckpoint) if it is missing or damaged, ConfigError with all that does not fit the model.
   std::string load_checkpoint(const std::filesystem::path& dir, const std::string& tag = "",
                               const LoadOptions& options = {});
-  // [collective] The masters, and buffers, in other libraries' files and back, each rank its own elements. Between
-  // steps. ConfigError with everything that does not fit, IoError if files fail. load_weights is import_weights.
+  // [collective] Masters and buffers in other libraries' files and back, between steps, each rank its own elements.
+  // ConfigError with all that does not fit, IoError if files fail, after which an import may want load_checkpoint().
   ExportReport export_weights(const std::filesystem::path& path, const ExportOptions& options = {});
   ImportReport import_weights(const std::filesystem::path& path, const ImportOptions& options = {});
-  ImportReport load_weights(const std::filesystem::path& path, const ImportOptions& options = {});
+  ImportReport load_weights(const std::filesystem::path& path, const ImportOptions& options = {});  // the same
   // [collective] DIR/FILENAME for torch.load: the same in the dtype that the recipe computes in, at every stage.
   ExportReport save_16bit_model(const std::filesystem::path& dir, const std::string& filename = "pytorch_model.bin",
                                 bool exclude_frozen_parameters = false);

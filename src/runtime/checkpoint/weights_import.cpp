@@ -199,6 +199,20 @@ class Importer {
     for (const auto& [name, change] : changes) changes_ += base::join(change, " ", name, "\n");
   }
 
+  // Of a source with optimizer states.
+  void take_counters() {
+    const auto& progress = *source_->progress();
+    auto counters = state_.exports->counters();
+    counters.global_steps = progress.global_steps;
+    counters.applied_steps = progress.applied_steps;
+    counters.skipped_steps = progress.skipped_steps;
+    counters.global_samples = progress.global_samples;
+    const auto of_run = engine::scalar_type(state_.parts.run.precision.param);
+    if (const auto& scaler = progress.scaler; scaler && of_run == at::kHalf)
+      counters.scaler = {scaler->scale, scaler->hysteresis, scaler->good, 0};
+    state_.exports->set_counters(counters);
+  }
+
   const std::string& changes() const { return changes_; }
   ImportReport& report() { return report_; }
   const std::optional<SourceProgress>& progress() const { return source_->progress(); }
@@ -395,25 +409,22 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
     return "";
   });
   std::vector<std::string> all_changes;
-  // From here on the state changes: after a failure no rank is usable.
-  state.parts.relay.reporting([&] {
-    state.stepper->begin_replacing(kWhere);
+  auto& half_loaded = state.parts.progress.half_loaded;
+  state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
+  // From here on the state changes. An import need not replace all of it, so after a failure only a load makes the
+  // state whole.
+  half_loaded = "an import that failed halfway";
+  try {
     all_changes = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
       importer->fill();
+      if (options.optimizer) importer->take_counters();
       return importer->changes();
     });
-    if (options.optimizer) {
-      auto counters = state.exports->counters();
-      counters.global_steps = importer->progress()->global_steps;
-      counters.applied_steps = importer->progress()->applied_steps;
-      counters.skipped_steps = importer->progress()->skipped_steps;
-      counters.global_samples = importer->progress()->global_samples;
-      const auto of_run = engine::scalar_type(state.parts.run.precision.param);
-      if (const auto& scaler = importer->progress()->scaler; scaler && of_run == at::kHalf)
-        counters.scaler = {scaler->scale, scaler->hysteresis, scaler->good, 0};
-      state.exports->set_counters(counters);
-    }
-  });
+  } catch (const Error& e) {  // the same on all ranks
+    half_loaded = e.what();
+    throw;
+  }
+  half_loaded.clear();
   std::map<std::string, double> changes;
   for (const auto& text : all_changes) {
     std::istringstream in(text);

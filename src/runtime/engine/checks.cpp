@@ -15,7 +15,7 @@ void Checks::require_usable(const char* call, bool loading) const {
   if (!p_.relay.ended().empty())
     throw CommError(p_.where(call) + "called after an error that ended the run: " + p_.relay.ended());
   if (const auto& half = p_.progress.half_loaded; !half.empty() && !loading)
-    throw ConfigError(p_.where(call) + "called after a load that failed halfway (" + half +
+    throw ConfigError(p_.where(call) + "called after a load or an import that failed halfway (" + half +
                       "): the state is neither the one before nor the checkpoint's. Hint: load_checkpoint() of a "
                       "whole checkpoint on all ranks.");
   const auto& failed = p_.progress.failed;

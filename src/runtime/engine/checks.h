@@ -12,7 +12,7 @@ class Checks {
   explicit Checks(Parts& parts) : p_(parts) {}
 
   // Throws ConfigError, or CommError after a failure that ended the run. `call`: "step", for messages.
-  // loading: a load may follow one that failed halfway.
+  // loading: a load may follow one, or an import, that failed halfway.
   void require_usable(const char* call, bool loading = false) const;
   // Throws within an accumulation, too.
   void require_boundary(const char* call, bool loading = false) const;

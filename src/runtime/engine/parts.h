@@ -32,7 +32,7 @@ struct Progress {
   bool worth_keeping = false;       // a load, an import or the program has set states
   std::string saved_tag;            // of the last save; empty: there was none, it is under way, or it has failed
   int failed_saves = 0;             // in the background, in a row
-  std::string half_loaded;          // error of a load that has filled a part of the state, until a load is complete
+  std::string half_loaded;          // error of a load or import that has filled a part, until a load is complete
   double last_norm = 0;
   OpenScopes scopes;
   std::unique_ptr<BackgroundSave> background;  // null: none

@@ -4,6 +4,8 @@
 #include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
 
+#include <sys/wait.h>
+
 #include <atomic>
 #include <cerrno>
 #include <numeric>
@@ -81,6 +83,63 @@ TEST(WeightsImport, TheModelComputesWhatTransformersComputed) {
           const std::int64_t all = 4 * (2272 + (tied ? 0 : 48 * 8));
           EXPECT_EQ(bytes, stage == 0 ? world * all : all);
         });
+}
+
+// Every call of one rank fails once: the state is what it was, or the engine wants a load and goes on after it.
+TEST(WeightsImport, AFaultLeavesTheEngineWholeOrRefused) {
+  TempFolder folder(TempFolder::On::Memory);
+  const auto root = folder.text();
+  int unchanged = 0, refused = 0;
+  on_ranks(2, [&](const auto& comm) {
+    const auto import = [&](engine::State& state, formats::FsOps& files) {
+      return import_weights(state, files, hf_model("hf-gpt2").string(), gpt2_names());
+    };
+    std::string saved, imported;
+    {
+      const auto gpt = tiny_gpt();
+      engine::State state(gpt, options_of(3), comm);
+      train(state, *gpt, 0);
+      checkpoint::save(state, formats::system_files(), root, "t");
+      saved = state.exports->state_hash();
+      (void)import(state, formats::system_files());
+      imported = state.exports->state_hash();
+    }
+    for (int k = 1;; ++k) {
+      const auto gpt = tiny_gpt();
+      engine::State state(gpt, options_of(3), comm);
+      checkpoint::load(state, formats::system_files(), root, "");
+      FaultyFiles files(FaultyFiles::Fault::Error, k, EIO);
+      std::string text, refusal;
+      const int code =
+          code_of([&] { (void)import(state, comm->rank() == 1 ? files : formats::system_files()); }, &text);
+      const auto texts = comm->all_gather_bytes(std::to_string(code) + text);
+      EXPECT_EQ(texts[0], texts[1]);
+      if (comm->all_gather_bytes(files.struck() ? "1" : "0")[1] == "0") {
+        EXPECT_EQ(code, 0) << text;
+        EXPECT_EQ(state.exports->state_hash(), imported);
+        break;
+      }
+      if (code == 0) continue;  // closing a file that was read
+      EXPECT_EQ(code, static_cast<int>(ExitCode::kIo)) << text;
+      EXPECT_NE(text.find("rank 1/2"), std::string::npos) << text;
+      if (code_of([&] { (void)import(state, formats::system_files()); }, &refusal) != 0) {
+        EXPECT_NE(refusal.find("failed halfway"), std::string::npos) << refusal;
+        EXPECT_EQ(code_of([&] { checkpoint::save(state, formats::system_files(), root, "no"); }),
+                  static_cast<int>(ExitCode::kConfig));
+        EXPECT_EQ(code_of([&] { train(state, *gpt, 1); }), static_cast<int>(ExitCode::kConfig));
+        checkpoint::load(state, formats::system_files(), root, "");
+        EXPECT_EQ(state.exports->state_hash(), saved) << k << ": " << text;
+        (void)import(state, formats::system_files());
+        if (comm->rank() == 0) ++refused;
+      } else if (comm->rank() == 0) {
+        ++unchanged;
+      }
+      EXPECT_EQ(state.exports->state_hash(), imported) << k << ": " << text;
+      train(state, *gpt, 1);
+    }
+  });
+  EXPECT_GT(unchanged, 3);
+  EXPECT_GT(refused, 1);
 }
 
 // Two parameters, which may be one, and a buffer.
@@ -464,6 +523,70 @@ TEST(WeightsExport, AFaultOfOneRankLeavesNothing) {
         }
       });
       EXPECT_GT(failed, 5);
+    }
+}
+
+// A job of two ranks dies at a call of either. Afterwards the files are whole or not there, and an export completes.
+TEST(WeightsExport, KilledAtEveryCallOfEitherRank) {
+  struct Form {
+    const char* name;
+    FaultyFiles::Fault fault;
+  };
+  const auto files_in = [](const fs::path& out) {
+    std::map<std::string, std::string> all;
+    if (fs::is_regular_file(out)) all[""] = read_all(out);
+    if (fs::is_directory(out))
+      for (const auto& entry : fs::directory_iterator(out)) all[entry.path().filename()] = read_all(entry.path());
+    return all;
+  };
+  const auto write = [](const std::string& out, const Form& form, int hit, int k) {
+    at::set_num_threads(1);
+    on_ranks(2, [&](const auto& comm) {
+      const auto gpt = tiny_gpt();
+      engine::State state(gpt, options_of(3), comm);
+      (void)import_weights(state, formats::system_files(), hf_model("hf-gpt2").string(), gpt2_names());
+      ExportOptions options;
+      options.names = "gpt2";
+      options.format = form.name;
+      FaultyFiles files(form.fault, k);
+      (void)export_weights(state, comm->rank() == hit ? files : formats::system_files(), out, options);
+    });
+  };
+  const auto in_a_child = [&](const std::string& out, const Form& form, int hit, int k) {
+    const auto child = ::fork();
+    EXPECT_GE(child, 0);
+    if (child == 0) ::_exit(code_of([&] { write(out, form, hit, k); }) == 0 ? 0 : 1);
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return status;
+  };
+  for (const Form form : {Form{"hf", FaultyFiles::Fault::DieBefore}, {"pt", FaultyFiles::Fault::DieAfter}})
+    for (const int hit : {0, 1}) {
+      TempFolder undisturbed(TempFolder::On::Memory);
+      ASSERT_EQ(in_a_child(undisturbed.file("out"), form, -1, 1), 0);
+      const auto wanted = files_in(undisturbed.path() / "out");
+      ASSERT_FALSE(wanted.empty());
+      int died = 0;
+      for (int k = 1;; ++k) {
+        TempFolder folder(TempFolder::On::Memory);
+        const auto out = folder.path() / "out";
+        const auto status = in_a_child(out, form, hit, k);
+        const auto label = std::string(form.name) + ", rank " + std::to_string(hit) + ", call " + std::to_string(k);
+        const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+        ASSERT_TRUE(killed || status == 0) << label << ": " << status;
+        for (const auto& entry : fs::directory_iterator(folder.path())) {
+          const auto name = entry.path().filename().string();
+          EXPECT_TRUE(name == "out" || (killed && name.starts_with(".tmp-"))) << label << " leaves " << name;
+        }
+        if (!fs::exists(out)) {
+          EXPECT_TRUE(killed) << label;
+          ASSERT_EQ(in_a_child(out, form, -1, 1), 0) << label;
+        }
+        EXPECT_EQ(files_in(out), wanted) << label;
+        if (!killed) break;
+        ++died;
+      }
+      EXPECT_GT(died, 5) << form.name << " " << hit;
     }
 }
 

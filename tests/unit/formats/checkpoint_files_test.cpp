@@ -1,5 +1,5 @@
-// Files of checkpoints: reads past the page cache, whatever the file's size, and how much of a file that is written
-// stays in the page cache.
+// Files of checkpoints: reads past the page cache, whatever the file's size; how much of a file that is written stays
+// in the page cache; files that are linked.
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include <zero/log.h>
 
 #include "formats/stream_writer.h"
-#include "unit/formats/checkpoint_samples.h"
+#include "unit/formats/every_call.h"
 
 namespace zero::test::checkpoint_files_test {
 namespace {
@@ -165,6 +165,62 @@ TEST(CheckpointFiles, LittleStaysInThePageCache) {
   without.error = EINVAL;
   write(without, "without");
   EXPECT_EQ(without.calls, 3);
+}
+
+// --- frozen parameters that a checkpoint before has -----------------------------------------------
+
+const std::vector<float> kFrozen(5000, 1.5F);
+
+std::vector<Source> frozen_parameters() { return {{"param", "w", "F32", {5000}, false, 0, 5000, from(kFrozen), true}}; }
+
+// link_at() fails, unless error is 0.
+struct WithoutLinks : FsOps {
+  int error = 0, asked = 0;
+  int link_at(int from_folder, const char* from, int folder, const char* name) override {
+    ++asked;
+    return error != 0 ? -error : FsOps::link_at(from_folder, from, folder, name);
+  }
+};
+
+TEST(CheckpointFiles, WhereNoLinkCanBeMadeTheFileIsWritten) {
+  for (const int error : {0, EXDEV, EPERM, EMLINK, EOPNOTSUPP, EIO}) {
+    const TempFolder folder(TempFolder::On::Memory);
+    WithoutLinks files;
+    files.error = error;
+    const auto before = Folder::make(files, folder.file("before")), after = Folder::make(files, folder.file("after"));
+    const auto name = frozen_file_name(0);
+    const auto first = write_rank_file(before, name, frozen_parameters());
+    const Previous previous{&before, first.file};
+    const auto second = link_or_write_rank_file(after, name, frozen_parameters(), &previous);
+    EXPECT_EQ(files.asked, 1);
+    EXPECT_EQ(std::filesystem::hard_link_count(after.path_of(name)), error == 0 ? 2u : 1u) << error;
+    EXPECT_TRUE(second.file.hash == first.file.hash && second.rows == first.rows) << error;
+    EXPECT_EQ(read_all(after.path_of(name)), read_all(before.path_of(name))) << error;
+  }
+}
+
+TEST(CheckpointFiles, AFaultWhileLinkingLeavesTheFileBefore) {
+  const auto name = frozen_file_name(0);
+  const auto written = [&](FsOps& fs, const TempFolder& folder, const char* to) {
+    return write_rank_file(Folder::make(fs, folder.file(to)), name, frozen_parameters()).file;
+  };
+  const TempFolder undisturbed(TempFolder::On::Memory);
+  const auto wanted = written(system_files(), undisturbed, "before");
+  for (const auto fault : {FaultyFiles::Fault::DieBefore, FaultyFiles::Fault::DieAfter, FaultyFiles::Fault::Error}) {
+    const int calls = strike_every_call(
+        fault, EIO, [&](const TempFolder& folder) { (void)written(system_files(), folder, "before"); },
+        [&](FaultyFiles& files, const TempFolder& folder, int) {
+          const auto before = Folder::open(files, folder.file("before"));
+          const Previous previous{&before, wanted};
+          (void)link_or_write_rank_file(Folder::make(files, folder.file("after")), name, frozen_parameters(),
+                                        &previous);
+        },
+        [&](const TempFolder& folder, const std::string& label) {
+          const auto before = Folder::open(system_files(), folder.file("before"));
+          EXPECT_EQ(code_of([&] { (void)require_hash(before, wanted); }), 0) << label;
+        });
+    EXPECT_GT(calls, 5);
+  }
 }
 
 }  // namespace

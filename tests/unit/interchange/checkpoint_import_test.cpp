@@ -11,7 +11,7 @@
 #include "interchange/source.h"
 #include "support/cifar10_files.h"
 #include "support/folder.h"
-#include "unit/formats/checkpoint_faults.h"
+#include "unit/formats/every_call.h"
 #include "unit/interchange/source_samples.h"
 #include "unit/interchange/zip_samples.h"
 
@@ -214,6 +214,30 @@ TEST(CheckpointImport, AFailureLeavesNothing) {
     ASSERT_LT(k, 2000);
   }
   EXPECT_GT(failed, 50);
+}
+
+// Killed at every call: what can be loaded is whole, and else the next import makes it and removes what was left over.
+TEST(CheckpointImport, KilledAtEveryCall) {
+  const auto import = [](zero::formats::FsOps& files, const TempFolder& folder) {
+    const auto source = open_source(zero::formats::system_files(), golden("deepspeed-3-fp32"));
+    (void)zero::interchange::import_checkpoint(files, *source, "it", folder.file("root"), "t", {});
+  };
+  for (const auto fault : {FaultyFiles::Fault::DieBefore, FaultyFiles::Fault::DieAfter}) {
+    const int calls = zero::test::strike_every_call(
+        fault, 0, [](const TempFolder&) {},
+        [&](FaultyFiles& files, const TempFolder& folder, int) { import(files, folder); },
+        [&](const TempFolder& folder, const std::string& label) {
+          const auto root = folder.path() / "root";
+          if (!fs::exists(root / "t")) import(zero::formats::system_files(), folder);
+          expect_tensors(*open(root), golden("deepspeed-3-fp32/expected.safetensors"));
+          EXPECT_EQ(zero::inspect_checkpoint(root, "t", true).global_steps, 3) << label;
+          // The next commit removes what a dead one has left.
+          zero::test::save_sample(zero::formats::system_files(), root, "after", 1);
+          for (const auto& entry : fs::directory_iterator(root))
+            EXPECT_FALSE(entry.path().filename().string().starts_with(".tmp-")) << label << ": " << entry.path();
+        });
+    EXPECT_GT(calls, 30);
+  }
 }
 
 }  // namespace

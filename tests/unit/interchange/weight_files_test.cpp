@@ -18,7 +18,7 @@
 #include "interchange/weights_export.h"
 #include "interchange/weights_layout.h"
 #include "interchange/zip_layout.h"
-#include "unit/formats/checkpoint_faults.h"
+#include "unit/formats/every_call.h"
 #include "unit/interchange/weight_files.h"
 
 namespace zero::test::weight_files_test {
@@ -281,6 +281,50 @@ TEST(WeightFiles, NothingIncompleteIsVisible) {
         EXPECT_TRUE(fs::is_empty(folder.path() / "made")) << k << " " << files.struck_call();
     }
     EXPECT_GT(failed, 10);
+  }
+}
+
+// Killed at every call: what has the name is whole, and else the next export makes it.
+TEST(WeightFiles, KilledAtEveryCall) {
+  const auto files_in = [](const fs::path& out) {
+    std::map<std::string, std::string> all;
+    if (fs::is_regular_file(out)) all[""] = read_all(out);
+    if (fs::is_directory(out))
+      for (const auto& entry : fs::recursive_directory_iterator(out))
+        if (entry.is_regular_file()) all[fs::relative(entry.path(), out)] = read_all(entry.path());
+    return all;
+  };
+  const TempFolder run(TempFolder::On::Memory);
+  save_sample(formats::system_files(), run.text(), "t", 5);
+  for (const std::string format : {"hf", "pt", "universal"}) {
+    ExportOptions options;
+    options.format = format;
+    options.shard_bytes = 3000;
+    const auto from = format == "universal" ? run.path() : hf_model("hf-t5");
+    const auto write = [&](formats::FsOps& files, const TempFolder& folder) {
+      const auto source = open_source(formats::system_files(), from.string());
+      (void)export_weights(files, *source, "it", folder.file("made/out"), options);
+    };
+    const TempFolder undisturbed(TempFolder::On::Memory);
+    write(formats::system_files(), undisturbed);
+    const auto wanted = files_in(undisturbed.path() / "made" / "out");
+    ASSERT_GT(wanted.size(), format == "pt" ? 0u : 2u) << format;
+    for (const auto fault : {FaultyFiles::Fault::DieBefore, FaultyFiles::Fault::DieAfter}) {
+      const int calls = strike_every_call(
+          fault, 0, [](const TempFolder&) {},
+          [&](FaultyFiles& files, const TempFolder& folder, int) { write(files, folder); },
+          [&](const TempFolder& folder, const std::string& label) {
+            const auto made = folder.path() / "made";
+            if (fs::exists(made))
+              for (const auto& entry : fs::directory_iterator(made)) {
+                const auto name = entry.path().filename().string();
+                EXPECT_TRUE(name == "out" || name.starts_with(".tmp-")) << label << " leaves " << name;
+              }
+            if (!fs::exists(made / "out")) write(formats::system_files(), folder);
+            EXPECT_EQ(files_in(made / "out"), wanted) << format << ", " << label;
+          });
+      EXPECT_GT(calls, 15) << format;
+    }
   }
 }
 
