@@ -441,65 +441,6 @@ TEST(CheckpointSums, GrammarAndOrder) {
     EXPECT_EQ(code_of([&] { parse_sums(bad, "s"); }), kDamaged) << bad;
 }
 
-// --- a whole checkpoint under damage ------------------------------------------------------------
-
-TEST(CheckpointDamage, EveryByteOfEveryFile) {
-  TempFolder folder(TempFolder::On::Memory);
-  save_sample(system_files(), folder.text(), "t", 5);
-  const auto seed = std::random_device{}();
-  std::minstd_rand random(seed);
-  int seen = 0, harmless = 0;
-  for (const char* name : {"rank-00000.safetensors", kBlocksName, "manifest.json", "SUMS"}) {
-    const auto path = folder.path() / "t" / name;
-    const auto whole = read_all(path);
-    for (std::size_t i = 0; i < whole.size(); ++i) {
-      // Of the padding between header and data a part is enough.
-      if (whole.size() > 4000 && name[0] == 'r' && i > 800 && i < 4000 && i % 16 != 0) continue;
-      auto other = whole;
-      other[i] = static_cast<char>(other[i] ^ (1 << random() % 8));
-      write_all(path, other);
-      std::string text;
-      // Only damage to fields that the loader does not use may be undetected: the file's notes.
-      const int code = code_of([&] { EXPECT_EQ(load_sample(folder.text(), "t").value, 5); }, &text);
-      EXPECT_TRUE(code == kDamaged || code == 0) << name << " byte " << i << " seed " << seed << ": " << text;
-      if (code == 0) {
-        ++harmless;
-        EXPECT_EQ(name, std::string(kBlocksName)) << "byte " << i << " of " << name;
-        EXPECT_LT(i, 100u);
-      }
-      ++seen;
-    }
-    write_all(path, whole);
-  }
-  EXPECT_GT(seen, 3000);
-  EXPECT_LT(harmless, 40);
-  EXPECT_EQ(load_sample(folder.text()).value, 5);
-}
-
-TEST(CheckpointDamage, EveryLengthOfEveryFile) {
-  TempFolder folder(TempFolder::On::Memory);
-  save_sample(system_files(), folder.text(), "t", 5);
-  for (const char* name : {"rank-00000.safetensors", kBlocksName, "manifest.json", "SUMS"}) {
-    const auto path = folder.path() / "t" / name;
-    const auto whole = read_all(path);
-    for (std::size_t size = 0; size < whole.size(); size += 1 + whole.size() / 300) {
-      write_all(path, whole.substr(0, size));
-      EXPECT_EQ(code_of([&] { load_sample(folder.text(), "t"); }), kDamaged) << name << " " << size;
-    }
-    for (const std::string& more : {std::string(1, '\0'), std::string("\n"), std::string(5000, 'x')}) {
-      write_all(path, whole + more);
-      EXPECT_EQ(code_of([&] { load_sample(folder.text(), "t"); }), kDamaged) << name;
-    }
-    fs::remove(path);
-    EXPECT_EQ(code_of([&] { load_sample(folder.text(), "t"); }), kDamaged) << name;
-    fs::create_symlink("/dev/zero", path);
-    EXPECT_EQ(code_of([&] { load_sample(folder.text(), "t"); }), kDamaged) << name;
-    fs::remove(path);
-    write_all(path, whole);
-  }
-  EXPECT_EQ(load_sample(folder.text()).value, 5);
-}
-
 // --- choice -------------------------------------------------------------------------------------
 
 TEST(CheckpointChoice, NewestWholeOne) {
