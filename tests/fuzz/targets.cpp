@@ -173,8 +173,8 @@ constexpr FuzzTarget kTargets[] = {
 
 std::vector<FuzzTarget> fuzz_targets() {
   std::vector<FuzzTarget> all(std::begin(kTargets), std::end(kTargets));
-  const auto others = interchange_fuzz_targets();
-  all.insert(all.end(), others.begin(), others.end());
+  for (const auto& others : {interchange_fuzz_targets(), checkpoint_fuzz_targets()})
+    all.insert(all.end(), others.begin(), others.end());
   return all;
 }
 

@@ -15,5 +15,7 @@ struct FuzzTarget {
 std::vector<FuzzTarget> fuzz_targets();
 // Of these, those of files of other libraries.
 std::span<const FuzzTarget> interchange_fuzz_targets();
+// Those that read several files, or memory.
+std::span<const FuzzTarget> checkpoint_fuzz_targets();
 
 }  // namespace zero::test
