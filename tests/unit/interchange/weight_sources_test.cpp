@@ -49,6 +49,57 @@ TEST(WeightSources, WhatTransformersWrote) {
   }
 }
 
+// Sparse: only what is written takes room.
+TEST(WeightSources, MoreElementsThan31BitsCount) {
+  constexpr std::int64_t kRows = 65537, kColumns = 32769, kNumel = kRows * kColumns;
+  static_assert(kNumel > std::int64_t{1} << 31);
+  struct Counting : formats::FsOps {
+    std::uint64_t read = 0;
+    ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset) override {
+      read += bytes;
+      return FsOps::pread(fd, out, bytes, offset);
+    }
+  };
+  for (const auto& [dtype, width] : std::map<std::string, std::int64_t>{{"U8", 1}, {"BOOL", 1}, {"I16", 2}}) {
+    const TempFolder folder(TempFolder::On::Memory);
+    const auto path = folder.path() / "model.safetensors";
+    const auto end = kNumel * width;
+    const auto header =
+        nlohmann::json{{"after", {{"dtype", "U8"}, {"shape", {3}}, {"data_offsets", {end, end + 3}}}},
+                       {"large", {{"dtype", dtype}, {"shape", {kRows, kColumns}}, {"data_offsets", {0, end}}}}}
+            .dump();
+    const auto length = static_cast<std::uint64_t>(header.size());
+    write_all(path, std::string(reinterpret_cast<const char*>(&length), 8) + header);
+    const auto data = static_cast<std::int64_t>(8 + length);
+    fs::resize_file(path, static_cast<std::uintmax_t>(data + end + 3));
+    // Marks around 2^31 and at the end; a place that loses its upper bits has none.
+    const std::vector<std::int64_t> marks{(std::int64_t{1} << 31) - 1, std::int64_t{1} << 31, kNumel - 1};
+    {
+      std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+      for (const auto at : marks) {
+        file.seekp(data + at * width);
+        file.put(1);
+      }
+      file.seekp(data + end);
+      file.write("end", 3);
+    }
+    Counting files;
+    const auto source = open_safetensors(files, folder.text());
+    ASSERT_EQ(source->tensors().size(), 2u);
+    const auto& large = source->tensors()[1];
+    EXPECT_EQ(formats::numel_of(large.shape), kNumel);
+    for (const auto at : marks) {
+      const auto begin = at - 2, numel = std::min<std::int64_t>(5, kNumel - begin);
+      std::string expected(static_cast<std::size_t>(numel * width), '\0');
+      for (const auto mark : marks)
+        if (mark >= begin && mark < begin + numel) expected[static_cast<std::size_t>((mark - begin) * width)] = 1;
+      EXPECT_EQ(bytes_of(*source, large, begin, numel), expected) << dtype << " " << at;
+    }
+    EXPECT_EQ(bytes_of(*source, source->tensors()[0], 0, 3), "end");
+    EXPECT_LT(files.read, 10000u) << "of a file of " << end << " bytes";
+  }
+}
+
 TEST(WeightSources, TiesAndPrefixes) {
   TempFolder folder;
   const auto one = plain_tensor<float>("F32", {2}, {1, 2});
