@@ -321,7 +321,7 @@ TEST(WeightFiles, KilledAtEveryCall) {
                 EXPECT_TRUE(name == "out" || name.starts_with(".tmp-")) << label << " leaves " << name;
               }
             if (!fs::exists(made / "out")) write(formats::system_files(), folder);
-            EXPECT_EQ(files_in(made / "out"), wanted) << format << ", " << label;
+            EXPECT_TRUE(files_in(made / "out") == wanted) << format << ", " << label;
           });
       EXPECT_GT(calls, 15) << format;
     }
