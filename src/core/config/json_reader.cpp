@@ -170,9 +170,11 @@ class Reader {
     const std::size_t first = at_;
     const std::size_t whole = digits();
     if (whole == 0) fail("syntax", from, word_length(), "got " + found() + " after -, expected a digit");
-    if (whole > 1 && text_[first] == '0')
+    if (whole > 1 && text_[first] == '0') {
+      const auto begin = std::min(text_.find_first_not_of('0', first), at_ - 1);  // a zero of "00" stays
       fail("syntax", from, at_ - from, "got a number with leading zeros",
-           "write " + text_.substr(text_.find_first_not_of('0', first), 8));
+           "write " + text_.substr(begin, std::min<std::size_t>(at_ - begin, 8)));
+    }
     if (peek() == '.') {
       ++at_;
       if (digits() == 0)

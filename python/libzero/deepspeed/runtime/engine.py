@@ -649,7 +649,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": _packed(state)})
         saved = True
         if not save_latest:
-            saved = self._engine.finish_checkpoint() == name
+            saved = self._engine.finish_checkpoint() != ""  # the tag of rank 0, if ranks passed several
         if not save_latest and saved and self.global_rank == 0:
             if before is None:
                 latest.unlink()
