@@ -175,7 +175,8 @@ TEST(LayoutPairs, StatesAndLosses) {
 TEST(LayoutPairs, Experts) {
   using namespace zero::test::moe;
   const auto names = make_net(options_of(1, 1))->named_parameters().keys();
-  const auto engine_of = [](const std::shared_ptr<NetImpl>& net, int stage, const std::string& recipe, const Comm& comm) {
+  const auto engine_of = [](const std::shared_ptr<NetImpl>& net, int stage, const std::string& recipe,
+                            const Comm& comm) {
     return Engine(net, engine_options(stage, recipe, "", "", kSamples / comm->size()), comm);
   };
   const auto train = [](Engine& engine, NetImpl& net, int begin, int end) {

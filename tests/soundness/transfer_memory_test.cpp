@@ -60,8 +60,7 @@ class Rank {
   explicit Rank(const std::shared_ptr<Communicator>& comm)
       : comm_(comm),
         module_(std::make_shared<Large>()),
-        engine_(module_,
-                Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
+        engine_(module_, Options::from_json(R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
                                        "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}})"),
                 comm) {
     // All pages of the states are in use.
@@ -73,7 +72,8 @@ class Rank {
   void expect(const std::string& what, std::int64_t most, const std::function<void()>& work) {
     const auto mine = growth(work);
     std::int64_t highest = 0;
-    for (const auto& one : comm_->all_gather_bytes(std::to_string(mine))) highest = std::max<std::int64_t>(highest, std::stoll(one));
+    for (const auto& one : comm_->all_gather_bytes(std::to_string(mine)))
+      highest = std::max<std::int64_t>(highest, std::stoll(one));
     if (comm_->rank() == 0) {
       std::printf("%s on %d: %lld MiB beside the states\n", what.c_str(), comm_->size(),
                   static_cast<long long>(highest / kMiB));

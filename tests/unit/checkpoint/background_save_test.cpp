@@ -134,7 +134,8 @@ TEST(BackgroundSave, HoldsTheStateOfItsCall) {
     const auto n = static_cast<std::size_t>(i);
     const auto places = kPlaces.size(), turn = n / places;
     // Of three turns of all places each has every pool; ranks change after three turns, the kind of change after six.
-    const Round round{kPlaces[n % places], 1 + static_cast<int>(turn / 3 % 2), pools[(n + turn) % 3], turn / 6 % 2 == 1};
+    const Round round{kPlaces[n % places], 1 + static_cast<int>(turn / 3 % 2), pools[(n + turn) % 3],
+                      turn / 6 % 2 == 1};
     SCOPED_TRACE(round.place + " on " + std::to_string(round.world) + ", pool " + std::to_string(round.pool) +
                  (round.scribbles ? ", scribbled on" : ""));
     auto& most = held[round.pool];
