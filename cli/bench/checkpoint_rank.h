@@ -33,8 +33,8 @@ struct CheckpointTask {
 //    "peak_bytes": proportional set size above the highest of the steps without a save, "digest": logical_hash() at
 //    the call}. Throws InternalError if the files have another digest.
 // "load": {"load_s", "read_bytes": by read system calls, "needed_bytes": of this rank's states, "peak_bytes": above the
-//   engine before it loads, "digest": logical_hash() after it}. The files' pages are dropped from the cache before. Throws InternalError if the loaded
-//   state has another digest than the task.
+//   engine before it loads, "digest": logical_hash() after it}. The files' pages are dropped from the cache before.
+//   Throws InternalError if the loaded state has another digest than the task.
 // "disk": the ranks write task.bytes into new files and read them, with direct I/O and no other work:
 //   {"write_s": with fdatasync, "read_s", "bytes"}
 Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm);

@@ -20,14 +20,34 @@ using zero::test::TempFolder;
 
 TEST(BenchCheckpoint, LoadsHaveTheValuesOfTheirSaves) {
   const TempFolder folder;
-  const auto run = run_to_end(
-      {{std::string(ZERO_BINARY_DIR) + "/bin/zero", "bench", "checkpoint", "--json", "--dir", folder.text(), "--layers",
-        "2", "--hidden", "32", "--heads", "2", "--sequence", "16", "--vocabulary", "64", "--rounds", "2", "--steps", "2",
-        "--world", "2", "--load-worlds", "1,3"},
-       {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"},
-       {},
-       -1},
-      120);
+  const auto run = run_to_end({{std::string(ZERO_BINARY_DIR) + "/bin/zero",
+                                "bench",
+                                "checkpoint",
+                                "--json",
+                                "--dir",
+                                folder.text(),
+                                "--layers",
+                                "2",
+                                "--hidden",
+                                "32",
+                                "--heads",
+                                "2",
+                                "--sequence",
+                                "16",
+                                "--vocabulary",
+                                "64",
+                                "--rounds",
+                                "2",
+                                "--steps",
+                                "2",
+                                "--world",
+                                "2",
+                                "--load-worlds",
+                                "1,3"},
+                               {"OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"},
+                               {},
+                               -1},
+                              120);
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "checkpoints are left";
   const auto document = json::parse(run.out);

@@ -5,10 +5,14 @@
 #include <zero/checkpoint_tools.h>
 #include <zero/zero.h>
 
-#include <cmath>
+#include <algorithm>
+#include <iomanip>
+#include <iostream>
+#include <map>
 #include <set>
 #include <sstream>
 
+#include "models/gpt.h"
 #include "parity/mesh_problems.h"
 #include "parity/moe_problems.h"
 #include "support/folder.h"
@@ -67,46 +71,88 @@ std::vector<double> train_on(Engine& engine, torch::nn::Module& module, const Ca
   return losses;
 }
 
-// Trains three steps and saves; `steps` more are trained for their losses.
-std::vector<double> save_at(const Layout& layout, const std::string& recipe, const std::string& folder, int steps) {
-  const auto file = folder + "/expected.pt";
+// Losses of rank 0 for the process that started the ranks.
+void write_losses(const std::vector<double>& losses, const std::string& file) {
+  torch::save(std::vector<at::Tensor>{at::tensor(losses, at::kDouble)}, file);
+}
+std::vector<double> read_losses(const std::string& file) {
+  std::vector<at::Tensor> all;
+  torch::load(all, file);
+  return {all[0].data_ptr<double>(), all[0].data_ptr<double>() + all[0].numel()};
+}
+
+// The largest relative difference of losses between two layouts, by what differs and recipe.
+class Differences {
+ public:
+  void add(const std::string& what, const std::vector<double>& losses, const std::vector<double>& expected) {
+    EXPECT_EQ(losses.size(), 20U);
+    auto& most = most_[what];
+    most = std::max(most, apart(losses, expected));
+  }
+  // As measured (docs/checkpoints.md), with room: sums of gradients are grouped otherwise.
+  void check() const {
+    for (const auto& [what, most] : most_) {
+      std::cout << "largest relative difference of 20 losses, " << what << ": " << std::setprecision(2) << most << "\n";
+      EXPECT_LE(most, what.ends_with("fp32") ? 1e-6 : 1e-2) << what;
+    }
+  }
+
+ private:
+  std::map<std::string, double> most_;
+};
+
+std::string difference_of(const Layout& from, const Layout& to, const std::string& recipe) {
+  const char* what = from.t != to.t && from.u != to.u ? "tensor- and sequence-parallel degree"
+                     : from.t != to.t                 ? "tensor-parallel degree"
+                     : from.u != to.u                 ? "sequence-parallel degree"
+                                                      : "number of ranks";
+  return std::string(what) + ", " + recipe;
+}
+
+void divide(torch::nn::Module& module, const Engine& engine, const Case& c) {
+  if (c.u > 1) divide_sequence(dynamic_cast<::models::GptImpl&>(module), engine.mesh(), kTokens);
+}
+
+// Trains three steps and saves; trains 20 more for their losses.
+std::vector<double> save_at(const Layout& layout, const std::string& recipe, const std::string& folder) {
   expect_passed({"shm", layout.world}, [&](const Comm& comm) {
     const auto c = case_of(layout, recipe);
     const auto module = make_model(*c.model);
     Engine engine(module, c.options(), comm);
+    divide(*module, engine, c);
     train_on(engine, *module, c, 0, 3);
     engine.save_checkpoint(folder, "t");
     const auto states = states_of(engine, make_model(*c.model)->named_parameters().keys());
-    const auto losses = train_on(engine, *module, c, 3, 3 + steps);
-    if (comm->rank() == 0) torch::save(std::vector<at::Tensor>{states, at::tensor(losses, at::kDouble)}, file);
+    const auto losses = train_on(engine, *module, c, 3, 23);
+    if (comm->rank() != 0) return;
+    torch::save(std::vector<at::Tensor>{states}, folder + "/expected.pt");
+    write_losses(losses, folder + "/losses.pt");
   });
-  std::vector<at::Tensor> saved;
-  torch::load(saved, file);
-  return {saved[1].data_ptr<double>(), saved[1].data_ptr<double>() + saved[1].numel()};
+  return read_losses(folder + "/losses.pt");
 }
 
 TEST(LayoutPairs, StatesAndLosses) {
-  // Bounds as measured: of one layout to another, sums of gradients are grouped otherwise.
   struct Chain {
     std::string recipe;
-    double bound;
     Layout from;
     std::vector<Layout> to;
   };
-  for (const auto& [recipe, bound, from, layouts] : std::vector<Chain>{
-           {"fp32", 2e-5, {4, 1, 1, 2}, {{1, 1, 1, 0}, {2, 1, 1, 3}, {4, 2, 1, 1}, {2, 2, 1, 3}, {2, 1, 2, 1}}},
-           {"fp32", 2e-5, {4, 2, 1, 3}, {{4, 4, 1, 0}, {1, 1, 1, 3}, {2, 1, 1, 2}, {4, 1, 1, 3}}},
-           {"fp32", 2e-5, {4, 1, 2, 2}, {{2, 1, 2, 3}, {4, 2, 2, 1}}},
-           {"bf16", 2e-2, {2, 2, 1, 1}, {{4, 1, 1, 3}, {1, 1, 1, 2}}}}) {
-    const TempFolder folder;
-    const auto expected = save_at(from, recipe, folder.text(), 20);
-    ASSERT_EQ(expected.size(), 20U);
-    for (const auto& layout : layouts)
+  Differences differences;
+  for (const auto& [recipe, from, layouts] : std::vector<Chain>{
+           {"fp32", {4, 1, 1, 2}, {{1, 1, 1, 0}, {2, 1, 1, 3}, {4, 2, 1, 1}, {2, 2, 1, 3}, {2, 1, 2, 1}}},
+           {"fp32", {4, 2, 1, 3}, {{4, 4, 1, 0}, {1, 1, 1, 3}, {2, 1, 1, 2}, {4, 1, 1, 3}}},
+           {"fp32", {4, 1, 2, 2}, {{2, 1, 2, 3}, {4, 2, 2, 1}, {4, 1, 4, 3}, {1, 1, 1, 0}}},
+           {"bf16", {2, 2, 1, 1}, {{4, 1, 1, 3}, {1, 1, 1, 2}}},
+           {"bf16", {4, 1, 1, 2}, {{1, 1, 1, 0}, {2, 1, 1, 3}, {4, 2, 1, 1}, {2, 1, 2, 1}}}}) {
+    const TempFolder folder(TempFolder::On::Memory);
+    const auto expected = save_at(from, recipe, folder.text());
+    for (const auto& layout : layouts) {
+      const auto label = recipe + ", " + from.text() + " to " + layout.text() + ": ";
       expect_passed({"shm", layout.world}, [&](const Comm& comm) {
-        const auto label = recipe + ", " + from.text() + " to " + layout.text() + ": ";
         const auto c = case_of(layout, recipe);
         const auto module = make_model(*c.model);
         Engine engine(module, c.options(), comm);
+        divide(*module, engine, c);
         require(engine.load_checkpoint(folder.text()) == "t", label + "the tag");
         std::vector<at::Tensor> saved;
         torch::load(saved, folder.text() + "/expected.pt");
@@ -115,42 +161,74 @@ TEST(LayoutPairs, StatesAndLosses) {
         if (comm->rank() == 0)
           require(checkpoint_digest(folder.text() + "/again") == checkpoint_digest(folder.text(), "t"),
                   label + "the digest");
-        if (layout.u != from.u) return;  // divided sequences have another length (mesh_problems.h)
         const auto losses = train_on(engine, *module, c, 3, 23);
-        for (std::size_t k = 0; k < losses.size(); ++k)
-          require(std::abs(losses[k] - expected[k]) <= bound * std::abs(expected[k]),
-                  label + "loss " + std::to_string(losses[k]) + ", expected " + std::to_string(expected[k]));
+        if (comm->rank() == 0) write_losses(losses, folder.text() + "/again.pt");
       });
+      SCOPED_TRACE(label);
+      differences.add(difference_of(from, layout, recipe), read_losses(folder.text() + "/again.pt"), expected);
+    }
   }
+  differences.check();
 }
 
-// Experts over other numbers of ranks.
+// Experts over other numbers of ranks. The micro-batches of a step are the same.
 TEST(LayoutPairs, Experts) {
   using namespace zero::test::moe;
-  const TempFolder folder;
   const auto names = make_net(options_of(1, 1))->named_parameters().keys();
-  expect_passed({"shm", 4}, [&](const Comm& comm) {
-    const auto net = make_net(options_of(2, 1));
-    Engine engine(net, engine_options(3), comm);
-    for (int step = 0; step < 3; ++step) {
-      engine.backward(moe::loss_of(*net, step, comm->rank()));
-      engine.step();
+  const auto engine_of = [](const std::shared_ptr<NetImpl>& net, int stage, const std::string& recipe,
+                            const Comm& comm) {
+    return Engine(net, engine_options(stage, recipe, "", "", kSamples / comm->size()), comm);
+  };
+  const auto train = [](Engine& engine, NetImpl& net, int begin, int end) {
+    auto& comm = engine.communicator();
+    const int micros = kSamples / comm.size();
+    std::vector<double> losses;
+    for (int step = begin; step < end; ++step) {
+      auto sum = at::zeros({1});
+      for (int micro = 0; micro < micros; ++micro) {
+        const auto loss = moe::loss_of(net, step, comm.rank() * micros + micro);
+        sum += loss.detach();
+        engine.backward(loss);
+        engine.step();
+      }
+      comm.all_reduce(sum)->wait();
+      losses.push_back(sum.item<double>() / kSamples);
     }
-    engine.save_checkpoint(folder.text(), "t");
-    const auto states = states_of(engine, names);
-    if (comm->rank() == 0) torch::save(std::vector<at::Tensor>{states}, folder.text() + "/expected.pt");
-  });
-  for (const auto& [world, ep, stage] :
-       std::vector<std::tuple<int, int, int>>{{1, 1, 0}, {2, 2, 3}, {2, 1, 1}, {4, 4, 2}})
-    expect_passed({"shm", world}, [&, ep = ep, stage = stage](const Comm& comm) {
-      const auto net = make_net(options_of(ep, 1));
-      Engine engine(net, engine_options(stage), comm);
-      engine.load_checkpoint(folder.text());
-      std::vector<at::Tensor> saved;
-      torch::load(saved, folder.text() + "/expected.pt");
-      require(states_of(engine, names).equal(saved[0]),
-              std::to_string(comm->size()) + " ranks, ep " + std::to_string(ep) + ": other states");
+    return losses;
+  };
+  Differences differences;
+  for (const std::string recipe : {"fp32", "bf16"}) {
+    const TempFolder folder(TempFolder::On::Memory);
+    expect_passed({"shm", 4}, [&](const Comm& comm) {
+      const auto net = make_net(options_of(2, 1));
+      auto engine = engine_of(net, 3, recipe, comm);
+      train(engine, *net, 0, 3);
+      engine.save_checkpoint(folder.text(), "t");
+      const auto states = states_of(engine, names);
+      const auto losses = train(engine, *net, 3, 23);
+      if (comm->rank() != 0) return;
+      torch::save(std::vector<at::Tensor>{states}, folder.text() + "/expected.pt");
+      write_losses(losses, folder.text() + "/losses.pt");
     });
+    for (const auto& [world, ep, stage] :
+         std::vector<std::tuple<int, int, int>>{{1, 1, 0}, {2, 2, 3}, {2, 1, 1}, {4, 4, 2}}) {
+      const auto label = recipe + ", " + std::to_string(world) + " ranks, ep " + std::to_string(ep);
+      expect_passed({"shm", world}, [&, ep = ep, stage = stage](const Comm& comm) {
+        const auto net = make_net(options_of(ep, 1));
+        auto engine = engine_of(net, stage, recipe, comm);
+        engine.load_checkpoint(folder.text());
+        std::vector<at::Tensor> saved;
+        torch::load(saved, folder.text() + "/expected.pt");
+        require(states_of(engine, names).equal(saved[0]), label + ": other states");
+        const auto losses = train(engine, *net, 3, 23);
+        if (comm->rank() == 0) write_losses(losses, folder.text() + "/again.pt");
+      });
+      SCOPED_TRACE(label);
+      differences.add((ep == 2 ? "ranks of the same expert degree, " : "expert degree, ") + recipe,
+                      read_losses(folder.text() + "/again.pt"), read_losses(folder.text() + "/losses.pt"));
+    }
+  }
+  differences.check();
 }
 
 // Other ranks draw numbers that no rank drew before, the same after every load.

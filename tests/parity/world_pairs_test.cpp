@@ -152,7 +152,8 @@ TEST(WorldPairs, AChain) {
   int number = 0;
   for (const auto& [world, rest] : {std::pair(2, kRests[10]), std::pair(8, kRests[0]), std::pair(4, kRests[3])}) {
     const auto from = folder.path() / std::to_string(number++), to = folder.path() / std::to_string(number);
-    EXPECT_TRUE(equal_bits(visit({kOdd, "fp32", world, rest}, from, 0, to), saved)) << world << " ranks, " << rest.text();
+    EXPECT_TRUE(equal_bits(visit({kOdd, "fp32", world, rest}, from, 0, to), saved))
+        << world << " ranks, " << rest.text();
   }
 }
 

@@ -27,17 +27,21 @@ struct Model : torch::nn::Module {
   }
 };
 
+inline constexpr std::int64_t kLeastPool = 8 << 20;  // of libzero.checkpoint_memory: two tiles of 4 MiB
+
 struct Trained {
   std::shared_ptr<Model> module;
   engine::State state;
+  // pool: libzero.checkpoint_memory, in bytes. more: further keys of libzero, each with a leading comma.
   Trained(const std::shared_ptr<Communicator>& comm, const std::string& zero, std::int64_t hidden = 1100,
-          const std::string& more = "")
+          const std::string& more = "", std::int64_t pool = kLeastPool)
       : module(std::make_shared<Model>(hidden)),
         state(module,
               Options::from_json(
                   R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
-                  "checkpoint": {"writer": {"decoupled": true}}, "libzero": {"checkpoint_memory": 8388608)" +
-                  more + "}, \"zero_optimization\": " + zero + "}"),
+                  "checkpoint": {"writer": {"decoupled": true, "show_statistics": true}},
+                  "libzero": {"checkpoint_memory": )" +
+                  std::to_string(pool) + more + "}, \"zero_optimization\": " + zero + "}"),
               comm) {}
   void step(int number) {
     const auto x = at::arange(64, at::kFloat).view({4, 16}).sin() + number + state.parts.comm->rank();
