@@ -137,9 +137,7 @@ class ZERO_API Engine {
   // finish_checkpoint(), the next save, or the first step() that finds them written, makes them visible or throws.
   void save_checkpoint(const std::filesystem::path& dir, const std::string& tag, const SaveOptions& options = {});
   bool checkpoint_pending() const;  // [local] whether a save in the background is not complete
-  // [collective] Completes it. The tag of the last save; "" if there was none, or if libzero.save_errors is "warn" and
-  // it has failed.
-  std::string finish_checkpoint();
+  std::string finish_checkpoint();  // [collective] completes it; tag of the last save, "" if none, or failed ("warn")
   // [collective] Call after every step: keeps the states in memory each libzero.keep_snapshot_every steps. After a
   // restart by `zero run --restarts`, load_checkpoint(dir) takes them if they are newer (docs/checkpoints.md).
   void keep_snapshot(const std::filesystem::path& dir);

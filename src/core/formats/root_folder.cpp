@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/system.h"
+#include "formats/blocks.h"
 #include "formats/hash.h"
 #include "formats/json.h"
 
@@ -227,7 +228,11 @@ std::string require_whole(const Folder& checkpoint) {
     const auto found = sums.find(file.name);
     if (found == sums.end() || found->second != file.hash)
       fail_damaged(sums_path, "does not agree with the manifest about " + file.name);
-    (void)checkpoint.open_file(file.name, static_cast<std::uint64_t>(file.bytes));
+    // The hashes of blocks must be those of this checkpoint, as the manifest is: they judge the other files.
+    if (manifest.format != 1 && file.name == manifest.blocks)
+      (void)require_hash(checkpoint, file);
+    else
+      (void)checkpoint.open_file(file.name, static_cast<std::uint64_t>(file.bytes));
     sums.erase(found);
   }
   if (!sums.empty()) fail_damaged(sums_path, "lists " + sums.begin()->first + ", which the manifest does not");

@@ -330,6 +330,10 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
       state.checks.require_boundary(kWhere, /*loading=*/true);
       state.checks.require_no_scope(kWhere, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
+      // What it leaves out might have values of both.
+      if (!progress.half_loaded.empty() && !options.partial.empty())
+        throw ConfigError("[load_checkpoint] got partial after " + progress.half_loaded +
+                          ". Hint: load a checkpoint that has everything, or make a new engine.");
       if (!kept) kept.emplace(state, fs, memory, root);
       const bool whole = !options.weights_only && options.partial.empty();
       const auto offers = fresh && tag.empty() && whole ? kept->offers() : "";

@@ -177,6 +177,10 @@ TEST(CheckpointDamage, FilesOfOtherRanksAndCheckpoints) {
   for (const std::string name : {first.c_str(), second.c_str(), kBlocksName, kManifestName, kSumsName})
     expect_found({{name, read_all(a / name)}}, name + " of another checkpoint");
   expect_found({{first, read_all(a / first)}, {kBlocksName, read_all(a / kBlocksName)}}, "a file with its hashes");
+  expect_found({{kManifestName, read_all(a / kManifestName)}, {kSumsName, read_all(a / kSumsName)}},
+               "the manifest with its sums");
+  expect_found({{first, read_all(a / first)}, {second, read_all(a / second)}, {kBlocksName, read_all(a / kBlocksName)}},
+               "all data with their hashes");
 }
 
 }  // namespace
