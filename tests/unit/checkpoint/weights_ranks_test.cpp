@@ -127,6 +127,12 @@ TEST(WeightsImport, AFaultLeavesTheEngineWholeOrRefused) {
         EXPECT_EQ(code_of([&] { checkpoint::save(state, formats::system_files(), root, "no"); }),
                   static_cast<int>(ExitCode::kConfig));
         EXPECT_EQ(code_of([&] { train(state, *gpt, 1); }), static_cast<int>(ExitCode::kConfig));
+        // What a partial load leaves out would keep half of the import.
+        std::string partial;
+        EXPECT_EQ(
+            code_of([&] { checkpoint::load(state, formats::system_files(), root, "", {.partial = {"*"}}); }, &partial),
+            static_cast<int>(ExitCode::kConfig));
+        EXPECT_NE(partial.find("got partial after"), std::string::npos) << partial;
         checkpoint::load(state, formats::system_files(), root, "");
         EXPECT_EQ(state.exports->state_hash(), saved) << k << ": " << text;
         (void)import(state, formats::system_files());
