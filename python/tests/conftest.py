@@ -1,10 +1,12 @@
 """Shared by the tests: small models, a configuration, programs that run in other processes."""
 
+import contextlib
 import os
+import resource
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,17 @@ def plain(model: torch.nn.Module, steps: int, loss_of: Callable[[torch.nn.Module
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+@contextlib.contextmanager
+def no_large_files() -> Iterator[None]:
+    """Writes past the first 4 KiB of a file fail, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def find_zero() -> str | None:

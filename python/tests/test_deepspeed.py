@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY, Programs, batch, config, network, under_the_runner
+from conftest import REPOSITORY, Programs, batch, config, network, no_large_files, under_the_runner
 
 import libzero
 import libzero.deepspeed as deepspeed
@@ -406,6 +406,23 @@ def test_gradients_are_those_of_plain_torch() -> None:
         whole, part = deepspeed.utils.safe_get_full_grad(p), deepspeed.utils.safe_get_local_grad(p)
         torch.testing.assert_close(whole, expected.grad)
         assert part is not None and whole is not None and torch.equal(part.view(p.shape), whole)  # one rank
+
+
+def test_a_background_save_that_fails_is_false_and_leaves_latest(tmp_path: Path) -> None:
+    settings = {"checkpoint": {"writer": {"decoupled": True}}, "libzero": {"save_errors": "warn"}}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(2, **settings))
+    one_step(engine)
+    assert engine.save_checkpoint(tmp_path, "good", save_latest=False) is True
+    assert not (tmp_path / "latest").exists()
+    assert engine.save_checkpoint(tmp_path, "newest") is True
+    one_step(engine, 1)
+    engine._engine.finish_checkpoint()
+    before = (tmp_path / "latest").read_bytes()
+    with no_large_files():
+        assert engine.save_checkpoint(tmp_path, "bad", save_latest=False) is False
+    assert (tmp_path / "latest").read_bytes() == before
+    assert not (tmp_path / "bad").exists()
+    assert engine.load_checkpoint(tmp_path)[0] == str(tmp_path / "newest")
 
 
 def first_of(engine: deepspeed.DeepSpeedEngine) -> torch.Tensor:

@@ -1,5 +1,6 @@
 """Stages, ranks, launchers and plain torch agree."""
 
+import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from conftest import Programs, batch, config, network, plain
+from conftest import Programs, batch, config, network, no_large_files, plain
 
 import libzero
 from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -278,6 +279,35 @@ def test_checkpoints_in_the_background(tmp_path: Path) -> None:
     weights = get_fp32_state_dict_from_zero_checkpoint(tmp_path, "second")
     for name, value in models[0].named_parameters():
         assert torch.equal(weights[name], value.detach())
+
+
+def test_background_saves_that_fail(tmp_path: Path) -> None:
+    """Are an IoError, or with save_errors "warn" only the third; the engine trains on from the state it had."""
+    for errors in ("throw", "warn"):
+        settings = {"checkpoint": {"writer": {"decoupled": True}}, "libzero": {"save_errors": errors}}
+        with libzero.Engine(network(), config(2, **settings)) as engine:
+
+            def train(engine: libzero.Engine, step: int) -> None:
+                engine.backward(engine(batch(0, step)).square().mean())
+                engine.step()
+
+            train(engine, 0)
+            engine.save_checkpoint(tmp_path / errors, "first")
+            assert engine.finish_checkpoint() == "first"
+            expected = engine.logical_hash()
+            for failed in range(1, 4):
+                throws = errors == "throw" or failed == 3
+                with no_large_files():
+                    engine.save_checkpoint(tmp_path / errors, f"failed{failed}")
+                    with pytest.raises(libzero.IoError) if throws else contextlib.nullcontext():
+                        assert engine.finish_checkpoint() == ""
+                assert not engine.checkpoint_pending
+            assert engine.logical_hash() == expected
+            train(engine, 1)
+            engine.save_checkpoint(tmp_path / errors, "second")
+            assert engine.finish_checkpoint() == "second"
+            assert engine.load_checkpoint(tmp_path / errors) == "second"
+        assert sorted(each.name for each in (tmp_path / errors).iterdir() if each.is_dir()) == ["first", "second"]
 
 
 def test_weights_for_other_libraries(tmp_path: Path) -> None:
