@@ -10,7 +10,8 @@ namespace zero::test {
 
 class SlowFiles : public formats::FsOps {
  public:
-  // Every call takes `each`; the stuck_at-th, if any, takes 2.5 s.
+  static constexpr std::chrono::milliseconds kStuck{4000};
+  // Every call takes `each`; the stuck_at-th, if any, takes kStuck.
   explicit SlowFiles(std::chrono::milliseconds each, int stuck_at = 0) : each_(each), stuck_at_(stuck_at) {}
   ssize_t pread(int fd, void* out, std::size_t bytes, std::uint64_t offset) override {
     wait();
@@ -22,7 +23,7 @@ class SlowFiles : public formats::FsOps {
   }
 
  private:
-  void wait() { std::this_thread::sleep_for(++calls_ == stuck_at_ ? std::chrono::milliseconds(2500) : each_); }
+  void wait() { std::this_thread::sleep_for(++calls_ == stuck_at_ ? kStuck : each_); }
   std::chrono::milliseconds each_;
   int stuck_at_;
   std::atomic<int> calls_{0};  // a save writes in several threads
