@@ -41,6 +41,7 @@ std::optional<std::int64_t> byte_count(std::string_view text) {
   if (power == 0 && is_whole) return whole;
   const double bytes = number * std::pow(binary ? 1024.0 : 1000.0, power);
   if (!(bytes < 9.2e18)) return {};
+  if (power == 0 && bytes != std::floor(bytes)) return {};
   return static_cast<std::int64_t>(bytes);
 }
 

@@ -168,7 +168,7 @@ void RangeReader::use(const Window& window, const Loaded& loaded, const Take& ta
     const auto skipped = static_cast<std::int64_t>((begin - entry.offset) / width);
     const char* const bytes = loaded.bytes.get() + (begin - window.begin);
     if (entry.tensor->dtype == "BOOL")
-      check_bool_bytes(bytes, end - begin, folder_.path_of(manifest_.files[window.file].name),
+      check_bool_bytes(bytes, end - begin, entry.stored + skipped, folder_.path_of(manifest_.files[window.file].name),
                        key_of(entry.tensor->kind, entry.tensor->name, entry.part->start));
     take(entry.id, {entry.wanted + skipped, entry.stored + skipped, static_cast<std::int64_t>((end - begin) / width)},
          bytes);

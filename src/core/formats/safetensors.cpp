@@ -122,11 +122,13 @@ Header read_header(const File& file) {
   return parse_header(json, total - 8 - size, file.path());
 }
 
-void check_bool_bytes(const void* data, std::size_t bytes, const std::string& path, const std::string& key) {
+void check_bool_bytes(const void* data, std::size_t bytes, std::int64_t first, const std::string& path,
+                      const std::string& key) {
   const auto* at = static_cast<const unsigned char*>(data);
   for (std::size_t i = 0; i < bytes; ++i)
     if (at[i] > 1)
-      fail_damaged(path, base::join("tensor ", key, ": element ", i, " is ", int{at[i]}, ", expected 0 or 1 (BOOL)"));
+      fail_damaged(path, base::join("tensor ", key, ": element ", static_cast<std::uint64_t>(first) + i, " is ",
+                                    int{at[i]}, ", expected 0 or 1 (BOOL)"));
 }
 
 }  // namespace zero::formats

@@ -39,7 +39,8 @@ std::string header_bytes(const Header& header, std::size_t alignment);
 Header parse_header(std::string_view json, std::uint64_t data_bytes, const std::string& path);
 Header read_header(const File& file);
 
-// Throws if a byte is neither 0 nor 1.
-void check_bool_bytes(const void* data, std::size_t bytes, const std::string& path, const std::string& key);
+// Throws if a byte is neither 0 nor 1. first: the place of the first byte in its tensor.
+void check_bool_bytes(const void* data, std::size_t bytes, std::int64_t first, const std::string& path,
+                      const std::string& key);
 
 }  // namespace zero::formats

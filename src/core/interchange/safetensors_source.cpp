@@ -62,7 +62,7 @@ class SafetensorsSource : public TensorSource {
     const auto& opened = open(file);
     opened.read(out, bytes, found->second.offset + static_cast<std::uint64_t>(begin) * width);
     formats::check_not_replaced(folder_, file.name, opened, file.info);
-    if (tensor.dtype == "BOOL") formats::check_bool_bytes(out, bytes, opened.path(), tensor.name);
+    if (tensor.dtype == "BOOL") formats::check_bool_bytes(out, bytes, begin, opened.path(), tensor.name);
   }
 
  private:

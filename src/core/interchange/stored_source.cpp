@@ -140,7 +140,7 @@ void StoredSource::read(const SourceTensor& tensor, std::int64_t begin, std::int
     }
   }
   if (tensor.dtype == "BOOL")
-    formats::check_bool_bytes(out, static_cast<std::size_t>(numel), files_.root().path(), tensor.name);
+    formats::check_bool_bytes(out, static_cast<std::size_t>(numel), begin, files_.root().path(), tensor.name);
 }
 
 void StoredSource::resolve(Piece& piece) {

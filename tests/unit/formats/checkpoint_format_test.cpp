@@ -218,9 +218,12 @@ TEST(CheckpointRankFile, InfAndNanInFp32StateAreRefused) {
 TEST(CheckpointRankFile, BoolsAreZeroOrOne) {
   TempFolder folder(TempFolder::On::Memory);
   const auto root = Folder::open(system_files(), folder.text());
-  const std::vector<unsigned char> values{0, 1, 2};
-  const auto file = write_rank_file(root, "f", {{"buffer", "b", "BOOL", {3}, false, 0, 3, from(values), false}});
-  EXPECT_EQ(code_of([&] { bytes_in(root, manifest_of(root, file), file.tensors[0]); }), kDamaged);
+  std::vector<unsigned char> values(20, 1);
+  values[17] = 2;  // in the part that begins at element 10
+  const auto file = write_rank_file(root, "f", {{"buffer", "b", "BOOL", {30}, false, 10, 20, from(values), false}});
+  std::string text;
+  EXPECT_EQ(code_of([&] { bytes_in(root, manifest_of(root, file), file.tensors[0]); }, &text), kDamaged);
+  EXPECT_NE(text.find("element 27 is 2, expected 0 or 1"), std::string::npos) << text;
 }
 
 // --- manifest, SUMS, latest ---------------------------------------------------------------------

@@ -276,7 +276,8 @@ TEST(ByteCount, AsPeopleWriteThem) {
   EXPECT_EQ(byte_count("40g"), 40'000'000'000);
   EXPECT_EQ(byte_count("512KiB"), 524288);
   EXPECT_EQ(byte_count("3PB"), 3'000'000'000'000'000);
-  for (const char* bad : {"", "GB", "-1", "1e9", "2 GB free", "2XB", "1.2.3", "999999PB", "nan", "0x10", ".5GB"})
+  for (const char* bad :
+       {"", "GB", "-1", "1e9", "2 GB free", "2XB", "1.2.3", "999999PB", "nan", "0x10", ".5GB", "1.5", "1.5 B"})
     EXPECT_EQ(byte_count(bad), std::nullopt) << bad;
 }
 
