@@ -1,10 +1,13 @@
 // Speed of the element-wise kernels compared with libtorch's, in one process. Every round runs each variant once, so
 // that slow phases of the machine affect all variants; medians are shown. The work is memory bound, so GB/s counts the
-// minimum bytes of one pass. `zero bench optimizer` measures the update.
+// minimum bytes of one pass. The update is here in several kinds of pages; `zero bench optimizer` compares it with
+// libtorch's.
 //
 //   kernels_bench [elements=33554432] [threads=all] [rounds=15]
 #include <omp.h>
+#include <sys/mman.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +16,7 @@
 #include <functional>
 
 #include "kernels/elementwise.h"
+#include "kernels/update_simd.h"
 
 namespace {
 
@@ -28,6 +32,59 @@ struct Variant {
     std::sort(seconds.begin(), seconds.end());
     return seconds[seconds.size() / 2];
   }
+};
+
+// Masters and moments of AdamW in pages of one kind: of the process alone, or of a memory file, as ranks that are to
+// leave their states to a successor would need; small, or large if the kernel gives them.
+class States {
+ public:
+  States(std::int64_t numel, bool in_file, bool large)
+      : numel_(numel), bytes_((static_cast<std::size_t>(numel) * sizeof(float) + kLarge - 1) / kLarge * kLarge) {
+    const int fd = in_file ? memfd_create("states", MFD_CLOEXEC) : -1;
+    if (in_file && (fd < 0 || ftruncate(fd, static_cast<off_t>(3 * bytes_ + kLarge)) != 0)) fail("memfd_create");
+    memory_ = mmap(nullptr, 3 * bytes_ + kLarge, PROT_READ | PROT_WRITE,
+                   in_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+    if (memory_ == MAP_FAILED) fail("mmap");
+    if (fd >= 0) close(fd);
+    madvise(memory_, 3 * bytes_ + kLarge, large ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    auto* begin = static_cast<char*>(memory_);
+    begin += (kLarge - reinterpret_cast<std::uintptr_t>(begin) % kLarge) % kLarge;
+    for (std::size_t i = 0; i < 3; ++i) {
+      states_[i] = reinterpret_cast<float*>(begin + i * bytes_);
+      std::fill(states_[i], states_[i] + numel, 0.5f);
+    }
+  }
+  ~States() { munmap(memory_, 3 * bytes_ + kLarge); }
+  States(const States&) = delete;
+  States& operator=(const States&) = delete;
+
+  void update(const float* gradient) {
+    const zero::kernels::UpdateConstants constants{.rule = zero::kernels::Rule::AdamDecoupled,
+                                                   .keep = 0.999f,
+                                                   .beta1 = 0.9f,
+                                                   .beta2 = 0.999f,
+                                                   .new1 = 0.1f,
+                                                   .new2 = 0.001f,
+                                                   .root2 = 1,
+                                                   .eps = 1e-8f,
+                                                   .negative_step = -1e-5f};
+    const zero::kernels::UpdateRange range{states_[0], {states_[1], states_[2]}, gradient, Dtype::F32, nullptr, {}};
+    const std::int64_t part = std::int64_t{1} << 16;
+#pragma omp parallel for schedule(static)
+    for (std::int64_t at = 0; at < numel_; at += part)
+      zero::kernels::update_range(constants, range, 1, at, std::min(numel_, at + part));
+  }
+
+ private:
+  [[noreturn]] static void fail(const char* call) {
+    std::perror(call);
+    std::exit(1);
+  }
+  static constexpr std::size_t kLarge = std::size_t{2} << 20;
+  std::int64_t numel_;
+  std::size_t bytes_;
+  void* memory_;
+  float* states_[3] = {};
 };
 
 }  // namespace
@@ -50,6 +107,8 @@ int main(int argc, char** argv) {
   auto buffer = torch::zeros({numel});
   const auto values = torch::randn({numel});
   double squares = 0;
+  States small(numel, false, false), large(numel, false, true), file(numel, true, false), large_file(numel, true, true);
+  const auto* gradient = values.const_data_ptr<float>();
 
   std::vector<Variant> variants = {
       {"sum of 4 bf16, torch: casts, 3 adds, cast", 10,
@@ -69,6 +128,11 @@ int main(int argc, char** argv) {
       {"fp32 to bf16", 6,
        [&] { zero::kernels::convert(sum.data_ptr(), Dtype::BF16, values.const_data_ptr(), Dtype::F32, numel); },
        "fp32 to bf16, torch copy"},
+      {"AdamW, states in small pages", 28, [&] { small.update(gradient); }},
+      {"AdamW, states in large pages", 28, [&] { large.update(gradient); }, "AdamW, states in small pages"},
+      {"AdamW, states in a memory file", 28, [&] { file.update(gradient); }, "AdamW, states in small pages"},
+      {"AdamW, states in a memory file, large pages", 28, [&] { large_file.update(gradient); },
+       "AdamW, states in small pages"},
   };
   for (int round = -1; round < rounds; ++round)
     for (auto& variant : variants) {
