@@ -144,7 +144,7 @@ TEST(BackgroundSave, HoldsTheStateOfItsCall) {
   std::cout << rounds << " saves in the background";
   for (const auto& [pool, most] : held) std::cout << ", " << most << " of at most " << pool << " bytes held";
   std::cout << "\n";
-  EXPECT_GT(held[kLeastPool], 0) << "no update met a tile that was not written";
+  EXPECT_GT(held[kLeastPool], 4 << 20) << "no update met a tile that was not written";
 }
 
 // What steps take longer while a slow disk is written is what is counted as waited.
@@ -223,6 +223,7 @@ TEST(BackgroundSave, StaysWithinItsMemory) {
     using Report = MemoryReport;
     const auto report = trained.state.memory();
     EXPECT_LE(report.peak(Report::Tier::Host, Report::Purpose::Other), static_cast<std::uint64_t>(kLeastPool));
+    EXPECT_GE(report.peak(Report::Tier::Host, Report::Purpose::Other), 4194304u);
     EXPECT_EQ(report.current(Report::Tier::Host, Report::Purpose::Other), 0u);
   });
 }
@@ -240,6 +241,10 @@ TEST(BackgroundSave, UpdatesCopyWhatHasRoom) {
       for (const auto& piece : pieces)
         if (changes(piece)) all += piece.numel * static_cast<std::int64_t>(c10::elementSize(piece.dtype));
       const bool fits = all <= pool;
+      const auto booked = [&] {
+        return trained.state.memory().current(MemoryReport::Tier::Host, MemoryReport::Purpose::Other);
+      };
+      const auto before = booked();
       EXPECT_EQ(fits, pool == 64 << 20);
       checkpoint::Snapshot snapshot(trained.state, pieces, pool);
       std::thread update([&] {
@@ -255,6 +260,7 @@ TEST(BackgroundSave, UpdatesCopyWhatHasRoom) {
       update.join();
       EXPECT_GE(held(), least);
       EXPECT_LE(held(), std::min(all, pool));
+      EXPECT_EQ(booked() - before, static_cast<std::uint64_t>(held()));
     }
   });
 }
