@@ -27,20 +27,26 @@ class OnHost : public Kernels {
   void scale(void* data, Dtype dtype, float factor, std::int64_t numel) override {
     EXPECT_EQ(table().scale({}, data, dtype, factor, numel), 0);
   }
-  double sum_of_squares(const void* in, Dtype dtype, std::int64_t numel) override {
-    std::vector<double> pieces(static_cast<std::size_t>(cuda::square_pieces(numel)));
-    double result = -1;
-    EXPECT_EQ(table().sum_of_squares({}, in, dtype, numel, pieces.data(), &result), 0);
-    return result;
+  std::vector<double> sums_of_squares(const std::vector<Vector>& vectors) override {
+    std::vector<double> results(vectors.size(), -1);
+    std::vector<cuda::SquaredVector> all;
+    std::int64_t num_pieces = 0;
+    for (const auto& [in, dtype, numel] : vectors) {
+      all.push_back({in, dtype, numel, &results[all.size()]});
+      num_pieces += cuda::square_pieces(numel);
+    }
+    std::vector<double> pieces(static_cast<std::size_t>(num_pieces));
+    EXPECT_EQ(table().sums_of_squares({}, all.data(), static_cast<int>(all.size()), pieces.data()), 0);
+    return results;
   }
   std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
     std::int64_t result = -2;
     EXPECT_EQ(table().first_non_finite({}, in, dtype, numel, &result), 0);
     return result;
   }
-  void update(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
-              std::int64_t numel) override {
-    EXPECT_EQ(table().update({}, &constants, &range, factor, numel), 0);
+  void update(const kernels::UpdateConstants& constants, float factor,
+              const std::vector<kernels::SizedRange>& ranges) override {
+    EXPECT_EQ(table().update({}, &constants, factor, ranges.data(), static_cast<int>(ranges.size())), 0);
   }
 
  private:

@@ -1,8 +1,10 @@
-// Memory bandwidth of the plug-in's kernels on this GPU, compared with a plain copy and libtorch's fused AdamW. Writes
+// Memory bandwidth of the plug-in's kernels on this GPU, compared with a plain copy and libtorch's fused AdamW: of one
+// vector of several sizes, and of the 148 parameters of GPT-2 (124M) in one call, as in a training step. Writes
 // one JSON document to standard output; bytes are those that a kernel must read and write. Run by script/gpu-check.
 // Does not check results.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -49,6 +51,71 @@ void report(const char* what, std::int64_t numel, double bytes_per_element, cons
   first_line = false;
 }
 
+kernels::UpdateConstants adamw() {
+  kernels::UpdateConstants c{};
+  c.rule = kernels::Rule::AdamDecoupled;
+  c.keep = 0.999f;
+  c.beta1 = 0.9f;
+  c.beta2 = 0.999f;
+  c.new1 = 0.1f;
+  c.new2 = 0.001f;
+  c.root2 = 0.5f;
+  c.eps = 1e-8f;
+  c.negative_step = -1e-3f;
+  return c;
+}
+
+std::vector<std::int64_t> gpt2_numels() {
+  constexpr std::int64_t kHidden = 768;
+  std::vector<std::int64_t> numels{50257 * kHidden, 1024 * kHidden, kHidden, kHidden};
+  for (int layer = 0; layer < 12; ++layer)
+    for (const auto numel : {1, 1, 3 * kHidden, 3, kHidden, 1, 1, 1, 4 * kHidden, 4, 4 * kHidden, 1})
+      numels.push_back(numel * kHidden);
+  return numels;
+}
+
+void report_gpt2(const cuda::Interface& kernels) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(kGpu);
+  const cuda::Place place{0, zero::gpu::native_stream(kGpu)};
+  std::vector<at::Tensor> p, m, v, g, g16, p16;
+  std::vector<kernels::SizedRange> ranges;
+  std::vector<cuda::SquaredVector> vectors;
+  const auto numels = gpt2_numels();
+  auto sums = at::empty({static_cast<std::int64_t>(numels.size())}, options.dtype(at::kDouble));
+  std::int64_t all = 0, num_pieces = 0;
+  for (const auto numel : numels) {
+    p.push_back(at::randn({numel}, options));
+    m.push_back(at::zeros({numel}, options));
+    v.push_back(at::ones({numel}, options));
+    g.push_back(at::randn({numel}, options));
+    g16.push_back(g.back().to(at::kBFloat16));
+    p16.push_back(p.back().to(at::kBFloat16));
+    vectors.push_back({g16.back().data_ptr(), Dtype::BF16, numel, sums.data_ptr<double>() + ranges.size()});
+    ranges.push_back({{p.back().data_ptr<float>(),
+                       {m.back().data_ptr<float>(), v.back().data_ptr<float>()},
+                       g16.back().data_ptr(),
+                       Dtype::BF16,
+                       p16.back().data_ptr(),
+                       Dtype::BF16},
+                      numel});
+    all += numel;
+    num_pieces += cuda::square_pieces(numel);
+  }
+  auto pieces = at::empty({num_pieces}, options.dtype(at::kDouble));
+  const auto c = adamw();
+  const auto count = static_cast<int>(ranges.size());
+  report("gpt2_adamw_bf16_master", all, 28,
+         [&] { cuda::check(kernels.update(place, &c, 0.5f, ranges.data(), count), "update"); });
+  report("gpt2_sums_of_squares_bf16", all, 2, [&] {
+    cuda::check(kernels.sums_of_squares(place, vectors.data(), count, pieces.data_ptr<double>()), "sums_of_squares");
+  });
+  std::vector<at::Tensor> counts(numels.size(), at::ones({}, options));
+  for (auto& each : counts) each = each.clone();
+  report("gpt2_torch_fused_adamw_fp32", all, 28,
+         [&] { at::_fused_adamw_(p, g, m, v, {}, counts, 1e-3, 0.9, 0.999, 0.01, 1e-8, false, false); });
+  report("gpt2_torch_foreach_norm_bf16", all, 2, [&] { at::stack(at::_foreach_norm(g16)).norm(); });
+}
+
 }  // namespace
 
 int main() {
@@ -65,21 +132,13 @@ int main() {
     auto p = at::randn({numel}, options), m = at::zeros({numel}, options), v = at::ones({numel}, options),
          g = at::randn({numel}, options), half = g.to(at::kBFloat16), copy = at::empty_like(half);
     const cuda::Place place{0, zero::gpu::native_stream(kGpu)};
-    kernels::UpdateConstants c{};
-    c.rule = kernels::Rule::AdamDecoupled;
-    c.keep = 0.999f;
-    c.beta1 = 0.9f;
-    c.beta2 = 0.999f;
-    c.new1 = 0.1f;
-    c.new2 = 0.001f;
-    c.root2 = 0.5f;
-    c.eps = 1e-8f;
-    c.negative_step = -1e-3f;
+    const auto c = adamw();
     const auto update = [&](const at::Tensor& gradient, Dtype dtype, void* parameter) {
       const kernels::UpdateRange range{p.data_ptr<float>(), {m.data_ptr<float>(), v.data_ptr<float>()},
                                        gradient.data_ptr(), dtype,
                                        parameter,           Dtype::BF16};
-      cuda::check(kernels.update(place, &c, &range, 0.5f, numel), "update");
+      const kernels::SizedRange sized{range, numel};
+      cuda::check(kernels.update(place, &c, 0.5f, &sized, 1), "update");
     };
     report("copy_fp32", numel, 8, [&] { m.copy_(g); });
     m.zero_();
@@ -96,18 +155,19 @@ int main() {
     });
     report("scale_fp32", numel, 8,
            [&] { cuda::check(kernels.scale(place, v.data_ptr(), Dtype::F32, 1.0000001f, numel), "scale"); });
-    auto pieces = at::empty({cuda::square_pieces(numel) + 1}, options.dtype(at::kDouble));
+    auto pieces = at::empty({cuda::square_pieces(numel) + 2}, options.dtype(at::kDouble));
     for (const auto& [name, values, dtype] :
          {std::tuple{"sum_of_squares_fp32", g, Dtype::F32}, {"sum_of_squares_bf16", half, Dtype::BF16}}) {
       report(name, numel, static_cast<double>(zero::kernels::size_of(dtype)),
              [&, dtype = dtype, data = values.data_ptr()] {
-               cuda::check(kernels.sum_of_squares(place, data, dtype, numel, pieces.data_ptr<double>() + 1,
-                                                  pieces.data_ptr<double>()),
-                           "sum_of_squares");
+               const cuda::SquaredVector vector{data, dtype, numel, pieces.data_ptr<double>()};
+               cuda::check(kernels.sums_of_squares(place, &vector, 1, pieces.data_ptr<double>() + 1),
+                           "sums_of_squares");
              });
     }
     report("torch_norm_fp32", numel, 4, [&] { at::norm(g); });
   }
+  report_gpt2(kernels);
   std::printf("\n]}\n");
   return 0;
 }

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/rules.h"
@@ -60,20 +61,23 @@ int scale(Place, void* data, Dtype dtype, float factor, std::int64_t numel) {
   return run(cuda::Scale{data, dtype, factor}, numel, aligned(data, dtype));
 }
 
-int sum_of_squares(Place, const void* in, Dtype dtype, std::int64_t numel, double* pieces, double* result) {
+int sums_of_squares(Place, const cuda::SquaredVector* vectors, int count, double* pieces) {
   ++calls;
-  const auto count = cuda::square_pieces(numel);
-  for (std::int64_t piece = 0; piece < count; ++piece) {
-    double sums[cuda::kSquareLanes];
-    for (int lane = 0; lane < cuda::kSquareLanes; ++lane)
-      sums[lane] = cuda::lane_sum_of_squares(in, dtype, numel, piece * cuda::kSquarePiece, lane);
-    for (int width = cuda::kSquareLanes / 2; width > 0; width /= 2)  // what the shuffles of a warp do
-      for (int lane = 0; lane < width; ++lane) sums[lane] = cuda::add(sums[lane], sums[lane + width]);
-    pieces[piece] = sums[0];
+  for (const auto* vector = vectors; vector != vectors + count; ++vector) {
+    const auto num_pieces = cuda::square_pieces(vector->numel);
+    for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
+      double sums[cuda::kSquareLanes];
+      for (int lane = 0; lane < cuda::kSquareLanes; ++lane)
+        sums[lane] = cuda::lane_sum_of_squares(vector->in, vector->dtype, vector->numel, piece, lane);
+      for (int width = cuda::kSquareLanes / 2; width > 0; width /= 2)  // what the shuffles of a warp do
+        for (int lane = 0; lane < width; ++lane) sums[lane] = cuda::add(sums[lane], sums[lane + width]);
+      pieces[piece] = sums[0];
+    }
+    double total = 0;
+    for (std::int64_t piece = 0; piece < num_pieces; ++piece) total = cuda::add(total, pieces[piece]);
+    *vector->result = total;
+    pieces += num_pieces;
   }
-  double total = 0;
-  for (std::int64_t piece = 0; piece < count; ++piece) total = cuda::add(total, pieces[piece]);
-  *result = total;
   return 0;
 }
 
@@ -84,14 +88,18 @@ int first_non_finite(Place, const void* in, Dtype dtype, std::int64_t numel, std
   return 0;
 }
 
-int update(Place, const kernels::UpdateConstants* constants, const kernels::UpdateRange* range, float factor,
-           std::int64_t numel) {
+int update(Place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
+           int count) {
   ++calls;
-  return cuda::with_rule(*constants, *range, factor, [&](const auto& body) {
-    bool all = aligned(range->master, Dtype::F32) && aligned(range->gradient, range->gradient_dtype) &&
-               (range->parameter == nullptr || aligned(range->parameter, range->parameter_dtype));
-    for (const auto* slot : range->slots) all = all && aligned(slot, Dtype::F32);
-    return run(body, numel, all);
+  return cuda::with_rule(*constants, [&](const auto& algorithm) {
+    for (const auto* sized = ranges; sized != ranges + count; ++sized) {
+      const auto& range = sized->range;
+      bool all = aligned(range.master, Dtype::F32) && aligned(range.gradient, range.gradient_dtype) &&
+                 (range.parameter == nullptr || aligned(range.parameter, range.parameter_dtype));
+      for (const auto* slot : range.slots) all = all && aligned(slot, Dtype::F32);
+      run(cuda::Update<std::decay_t<decltype(algorithm)>>{algorithm, range, factor}, sized->numel, all);
+    }
+    return 0;
   });
 }
 
@@ -100,7 +108,7 @@ int update(Place, const kernels::UpdateConstants* constants, const kernels::Upda
 const cuda::Interface& host_kernels() {
   static constexpr cuda::Interface kTable{
       cuda::kInterfaceVersion, &error_text,       &device_count, &sum_parts, &convert, &accumulate, &scale,
-      &sum_of_squares,         &first_non_finite, &update};
+      &sums_of_squares,        &first_non_finite, &update};
   return kTable;
 }
 

@@ -88,6 +88,10 @@ std::string text_of(Dtype a, Dtype b, std::int64_t numel, int shift) {
          " elements, shifted by " + std::to_string(shift);
 }
 
+double square_sum(Kernels& kernels, const Array& in, std::int64_t numel) {
+  return kernels.sums_of_squares({{in.data(), in.dtype(), numel}})[0];
+}
+
 }  // namespace
 
 void check_conversions(Kernels& kernels) {
@@ -180,17 +184,32 @@ void check_square_sums(Kernels& kernels) {
       for (const int shift : {0, 1}) {
         Array in(dtype, numel, shift);
         fill_near(in, ++seed, 10.0f);
-        EXPECT_EQ(kernels.sum_of_squares(in.data(), dtype, numel), kernels::sum_of_squares(in.data(), dtype, numel))
+        EXPECT_EQ(square_sum(kernels, in, numel), kernels::sum_of_squares(in.data(), dtype, numel))
             << text_of(dtype, dtype, numel, shift);
       }
     }
     Array in(dtype, 200003);
     fill_near(in, ++seed, 10.0f);
     in.set_bits(131080, dtype == Dtype::F32 ? 0x7f800000u : dtype == Dtype::BF16 ? 0x7f80u : 0x7c00u);
-    EXPECT_TRUE(std::isinf(kernels.sum_of_squares(in.data(), dtype, 200003)));
+    EXPECT_TRUE(std::isinf(square_sum(kernels, in, 200003)));
     in.set_bits(70000, dtype == Dtype::F32 ? 0x7fc00000u : 0x7fc0u | (dtype == Dtype::F16 ? 0x7e00u : 0u));
-    EXPECT_TRUE(std::isnan(kernels.sum_of_squares(in.data(), dtype, 200003)));
+    EXPECT_TRUE(std::isnan(square_sum(kernels, in, 200003)));
   }
+  // More vectors than one launch takes, of all dtypes, some without elements.
+  std::vector<Array> arrays;
+  std::vector<Kernels::Vector> vectors;
+  arrays.reserve(1200);
+  for (int k = 0; k < 1200; ++k) {
+    const auto dtype = kDtypes[k % 3];
+    const std::int64_t numel = k % 7 == 3 ? 0 : k % 97 == 5 ? 70000 : k % 1500;
+    arrays.emplace_back(dtype, numel);
+    fill_near(arrays.back(), ++seed, 10.0f);
+    vectors.push_back({arrays.back().data(), dtype, numel});
+  }
+  const auto sums = kernels.sums_of_squares(vectors);
+  ASSERT_EQ(sums.size(), vectors.size());
+  for (std::size_t k = 0; k < sums.size(); ++k)
+    EXPECT_EQ(sums[k], kernels::sum_of_squares(vectors[k].in, vectors[k].dtype, vectors[k].numel)) << "vector " << k;
 }
 
 void check_non_finite(Kernels& kernels) {
@@ -255,7 +274,7 @@ void check_updates(Kernels& kernels) {
                                                 gradient_dtype,
                                                 copy < 0 ? nullptr : parameter2.data(),
                                                 parameter_dtype};
-            kernels.update(c, got, factor, numel);
+            kernels.update(c, factor, {{got, numel}});
             kernels::update_range(c, expected, factor, 0, numel);
             const auto what = "rule " + std::to_string(static_cast<int>(rule)) + ", variant " +
                               std::to_string(variant) + ", " + text_of(gradient_dtype, parameter_dtype, numel, shift);
@@ -269,6 +288,43 @@ void check_updates(Kernels& kernels) {
       }
     }
   }
+  // More ranges than one launch takes, some without elements, some not aligned for quads.
+  kernels::UpdateConstants c{};
+  c.rule = Rule::AdamDecoupled;
+  c.keep = 0.999f;
+  c.beta1 = 0.9f;
+  c.beta2 = 0.999f;
+  c.new1 = 1 - c.beta1;
+  c.new2 = 1 - c.beta2;
+  c.root2 = 0.1235f;
+  c.eps = 1e-8f;
+  c.negative_step = -3e-3f;
+  std::vector<Array> all;
+  all.reserve(6000);
+  const auto next = [&](std::int64_t numel, int shift, float size) -> Array& {
+    fill_near(all.emplace_back(Dtype::F32, numel, shift), ++seed, size);
+    return all.back();
+  };
+  std::vector<kernels::SizedRange> ranges;
+  std::vector<std::pair<const Array*, const Array*>> compared;
+  for (int k = 0; k < 600; ++k) {
+    const std::int64_t numel = k % 7 == 3 ? 0 : k % 97 == 5 ? 30000 : k % 1500;
+    const int shift = k % 5 == 2 ? 1 : 0;
+    auto &gradient = next(numel, shift, 30.0f), &master = next(numel, shift, 0.02f), &m = next(numel, shift, 1e-3f),
+         &v = next(numel, shift, 1e-3f);
+    for (std::int64_t i = 0; i < numel; ++i) v.floats()[i] = std::fabs(v.floats()[i]);
+    auto &master2 = all.emplace_back(master), &m2 = all.emplace_back(m), &v2 = all.emplace_back(v);
+    const auto range_of = [&](Array& p, Array& a, Array& b) {
+      return kernels::UpdateRange{p.floats(), {a.floats(), b.floats()}, gradient.data(), Dtype::F32, nullptr,
+                                  Dtype::F32};
+    };
+    ranges.push_back({range_of(master, m, v), numel});
+    kernels::update_range(c, range_of(master2, m2, v2), 0.5f, 0, numel);
+    for (const auto& pair : {std::pair{&master, &master2}, {&m, &m2}, {&v, &v2}}) compared.push_back(pair);
+  }
+  kernels.update(c, 0.5f, ranges);
+  for (std::size_t k = 0; k < compared.size(); ++k)
+    expect_same(*compared[k].first, *compared[k].second, "range " + std::to_string(k / 3));
 }
 
 }  // namespace zero::test

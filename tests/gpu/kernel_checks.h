@@ -3,6 +3,7 @@
 // runs the GPU's arithmetic compiled for the CPU through it, the device test the plug-in.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "kernels/elementwise.h"
 #include "kernels/update_simd.h"
@@ -19,10 +20,15 @@ class Kernels {
   virtual void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) = 0;
   virtual void accumulate(void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) = 0;
   virtual void scale(void* data, Dtype dtype, float factor, std::int64_t numel) = 0;
-  virtual double sum_of_squares(const void* in, Dtype dtype, std::int64_t numel) = 0;
+  struct Vector {
+    const void* in;
+    Dtype dtype;
+    std::int64_t numel;
+  };
+  virtual std::vector<double> sums_of_squares(const std::vector<Vector>& vectors) = 0;
   virtual std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) = 0;
-  virtual void update(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
-                      std::int64_t numel) = 0;
+  virtual void update(const kernels::UpdateConstants& constants, float factor,
+                      const std::vector<kernels::SizedRange>& ranges) = 0;
 };
 
 void check_conversions(Kernels& kernels);

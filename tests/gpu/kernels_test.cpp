@@ -75,14 +75,23 @@ class OnDevice : public Kernels {
     cuda::check(kernels().scale(kPlace, values.data(), dtype, factor, numel), "scale");
     values.bring_back();
   }
-  double sum_of_squares(const void* in, Dtype dtype, std::int64_t numel) override {
-    Copy from(in, bytes(dtype, numel));
+  std::vector<double> sums_of_squares(const std::vector<Vector>& vectors) override {
     const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
-    auto pieces = at::empty({cuda::square_pieces(numel) + 1}, options), result = at::full({1}, -1.0, options);
-    cuda::check(kernels().sum_of_squares(kPlace, from.data(), dtype, numel, pieces.mutable_data_ptr<double>(),
-                                         result.mutable_data_ptr<double>()),
-                "sum_of_squares");
-    return result.item<double>();
+    auto results = at::full({static_cast<std::int64_t>(vectors.size())}, -1.0, options);
+    std::vector<Copy> copies;
+    std::vector<cuda::SquaredVector> all;
+    std::int64_t num_pieces = 0;
+    for (const auto& [in, dtype, numel] : vectors) {
+      copies.emplace_back(in, bytes(dtype, numel));
+      all.push_back({copies.back().data(), dtype, numel, results.mutable_data_ptr<double>() + all.size()});
+      num_pieces += cuda::square_pieces(numel);
+    }
+    auto pieces = at::empty({num_pieces + 1}, options);
+    cuda::check(kernels().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()),
+                                          pieces.mutable_data_ptr<double>()),
+                "sums_of_squares");
+    const auto host = results.cpu();
+    return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
   }
   std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
     Copy from(in, bytes(dtype, numel));
@@ -91,19 +100,26 @@ class OnDevice : public Kernels {
                 "first_non_finite");
     return result.item<std::int64_t>();
   }
-  void update(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
-              std::int64_t numel) override {
-    Copy master(range.master, numel * 4), m(range.slots[0], numel * 4), v(range.slots[1], numel * 4),
-        gradient(range.gradient, bytes(range.gradient_dtype, numel)),
-        parameter(range.parameter, bytes(range.parameter_dtype, numel));
-    const kernels::UpdateRange there{static_cast<float*>(master.data()),
-                                     {static_cast<float*>(m.data()), static_cast<float*>(v.data())},
-                                     gradient.data(),
-                                     range.gradient_dtype,
-                                     parameter.data(),
-                                     range.parameter_dtype};
-    cuda::check(kernels().update(kPlace, &constants, &there, factor, numel), "update");
-    for (const auto* copy : {&master, &m, &v, &gradient, &parameter}) copy->bring_back();
+  void update(const kernels::UpdateConstants& constants, float factor,
+              const std::vector<kernels::SizedRange>& ranges) override {
+    std::vector<Copy> copies;
+    std::vector<kernels::SizedRange> there;
+    const auto copy = [&](const void* host, std::int64_t size) {
+      copies.emplace_back(host, size);
+      return copies.back().data();
+    };
+    for (const auto& [range, numel] : ranges) {
+      const auto floats = [&, numel = numel](float* host) { return static_cast<float*>(copy(host, numel * 4)); };
+      there.push_back({{floats(range.master),
+                        {floats(range.slots[0]), floats(range.slots[1])},
+                        copy(range.gradient, bytes(range.gradient_dtype, numel)),
+                        range.gradient_dtype,
+                        copy(range.parameter, bytes(range.parameter_dtype, numel)),
+                        range.parameter_dtype},
+                       numel});
+    }
+    cuda::check(kernels().update(kPlace, &constants, factor, there.data(), static_cast<int>(there.size())), "update");
+    for (const auto& each : copies) each.bring_back();
   }
 
  private:
@@ -158,7 +174,7 @@ TEST(PlugIn, LoadsAnywhereAndItsTableIsWhole) {
   ASSERT_NE(entry, nullptr);
   const auto& table = *entry();
   EXPECT_EQ(table.version, cuda::kInterfaceVersion);
-  EXPECT_TRUE(table.sum_parts && table.convert && table.accumulate && table.scale && table.sum_of_squares &&
+  EXPECT_TRUE(table.sum_parts && table.convert && table.accumulate && table.scale && table.sums_of_squares &&
               table.first_non_finite && table.update);
   int count = -1;
   const int status = table.device_count(&count);

@@ -34,6 +34,12 @@ struct UpdateRange {
   kernels::Dtype parameter_dtype;
 };
 
+// With the number of its elements.
+struct SizedRange {
+  UpdateRange range;
+  std::int64_t numel;
+};
+
 // Updates elements [begin, end) of the range in this thread with gradient * factor.
 void update_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
                   std::int64_t end);

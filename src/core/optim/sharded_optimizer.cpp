@@ -199,28 +199,57 @@ void ShardedOptimizer::begin_step() {
   in_step_ = true;
 }
 
-void ShardedOptimizer::update(const Span& span, float factor) {
-  ZERO_CHECK(in_step_, "[ShardedOptimizer::update] got a span outside begin_step and end_step");
-  ZERO_CHECK(span.parameter_group >= 0 && span.parameter_group < num_parameter_groups(),
-             "[ShardedOptimizer::update] got parameter group ", span.parameter_group, ", expected below ",
-             num_parameter_groups());
-  ZERO_CHECK(span.numel >= 0, "[ShardedOptimizer::update] got ", span.numel, " elements, expected 0 or more");
-  if (span.numel == 0) return;
+kernels::UpdateConstants ShardedOptimizer::constants_of(const Span& span) const {
+  return span.missed_steps == 0 ? constants_[static_cast<std::size_t>(span.parameter_group)]
+                                : constants_of(span.parameter_group, span.missed_steps);
+}
+
+namespace {
+
+kernels::UpdateRange range_of(const Span& span, int num_slots) {
   bool complete = span.master != nullptr && span.gradient != nullptr;
-  for (int slot = 0; slot < num_slots(); ++slot) complete = complete && span.slots[slot] != nullptr;
+  for (int slot = 0; slot < num_slots; ++slot) complete = complete && span.slots[slot] != nullptr;
   ZERO_CHECK(complete, "[ShardedOptimizer::update] got a null pointer for ", span.numel, " elements");
-  const kernels::UpdateConstants constants = span.missed_steps == 0
-                                                 ? constants_[static_cast<std::size_t>(span.parameter_group)]
-                                                 : constants_of(span.parameter_group, span.missed_steps);
   const bool copies = span.parameter != span.master;
   ZERO_CHECK(copies || span.parameter_dtype == kernels::Dtype::F32,
              "[ShardedOptimizer::update] got a 16-bit copy over its own master");
-  const kernels::UpdateRange range{span.master,         {span.slots[0], span.slots[1]},    span.gradient,
-                                   span.gradient_dtype, copies ? span.parameter : nullptr, span.parameter_dtype};
-  if (range_update_) return range_update_(constants, range, factor, span.numel);
-  kernels::parallel_ranges(span.numel, [&](std::int64_t begin, std::int64_t end) {
-    kernels::update_range(constants, range, factor, begin, end);
-  });
+  return {span.master,         {span.slots[0], span.slots[1]},    span.gradient,
+          span.gradient_dtype, copies ? span.parameter : nullptr, span.parameter_dtype};
+}
+
+}  // namespace
+
+void ShardedOptimizer::update(std::span<const Span> spans, float factor) {
+  ZERO_CHECK(in_step_, "[ShardedOptimizer::update] got a span outside begin_step and end_step");
+  for (const auto& span : spans) {
+    ZERO_CHECK(span.parameter_group >= 0 && span.parameter_group < num_parameter_groups(),
+               "[ShardedOptimizer::update] got parameter group ", span.parameter_group, ", expected below ",
+               num_parameter_groups());
+    ZERO_CHECK(span.numel >= 0, "[ShardedOptimizer::update] got ", span.numel, " elements, expected 0 or more");
+  }
+  std::vector<kernels::SizedRange> together;  // spans from `first` on, with the same constants
+  const Span* first = nullptr;
+  const auto update_together = [&] {
+    if (!together.empty()) ranges_update_(constants_of(*first), factor, together);
+    together.clear();
+  };
+  for (const auto& span : spans) {
+    if (span.numel == 0) continue;
+    const auto range = range_of(span, num_slots());
+    if (!ranges_update_) {
+      const auto constants = constants_of(span);
+      kernels::parallel_ranges(span.numel, [&](std::int64_t begin, std::int64_t end) {
+        kernels::update_range(constants, range, factor, begin, end);
+      });
+      continue;
+    }
+    if (first != nullptr &&
+        (span.parameter_group != first->parameter_group || span.missed_steps != first->missed_steps))
+      update_together();
+    if (together.empty()) first = &span;
+    together.push_back({range, span.numel});
+  }
+  update_together();
 }
 
 void ShardedOptimizer::end_step() {

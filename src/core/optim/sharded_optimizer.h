@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -70,14 +71,16 @@ class ShardedOptimizer {
   void begin_step();
   // Updates master, slots and parameter with gradient * factor (see optim/clipping.h). Uses OpenMP threads for large
   // spans. InternalError outside a step or for null pointers.
-  void update(const Span& span, float factor);
+  void update(const Span& span, float factor) { update(std::span(&span, 1), factor); }
+  void update(std::span<const Span> spans, float factor);
   void end_step();
 
-  // Updates elements [0, numel) of a range that is not in host memory, as update_range does.
-  using RangeUpdate = std::function<void(const kernels::UpdateConstants& constants, const kernels::UpdateRange& range,
-                                         float factor, std::int64_t numel)>;
-  // Sets the function that update() calls; null: spans are in host memory.
-  void set_range_update(RangeUpdate range_update) { range_update_ = std::move(range_update); }
+  // Updates ranges that are not in host memory, as update_range does.
+  using RangesUpdate = std::function<void(const kernels::UpdateConstants& constants, float factor,
+                                          std::span<const kernels::SizedRange> ranges)>;
+  // Sets the function that update() calls, once for consecutive spans with the same constants; null: spans are in host
+  // memory.
+  void set_ranges_update(RangesUpdate ranges_update) { ranges_update_ = std::move(ranges_update); }
 
   // Updates performed; determines bias correction and schedule. Stored in checkpoints.
   std::int64_t applied_steps() const { return applied_; }
@@ -90,6 +93,7 @@ class ShardedOptimizer {
     double weight_decay;
   };
   kernels::UpdateConstants constants_of(int group, std::int64_t missed_steps) const;
+  kernels::UpdateConstants constants_of(const Span& span) const;
   kernels::Rule rule() const;
 
   config::OptimizerSettings settings_;
@@ -98,7 +102,7 @@ class ShardedOptimizer {
   Schedule schedule_;
   std::int64_t applied_ = 0;
   bool in_step_ = false;
-  RangeUpdate range_update_;
+  RangesUpdate ranges_update_;
   std::vector<kernels::UpdateConstants> constants_;  // per group, while in a step
 };
 

@@ -116,8 +116,10 @@ class TensorOps {
   virtual void quantize(View to, View from, int bits) = 0;
   virtual void dequantize(View to, View from, int bits) = 0;
   // square() stores the sum of squares of `values` under a slot. sum_of_squares() adds a group's slots in order. The
-  // first pass of a step calls begin_squares(), which clears them.
+  // first pass of a step calls begin_squares(), which clears them. `values` may be read as late as in read_squared() or
+  // sum_of_squares(), after which they may change.
   virtual void begin_squares(int group) = 0;
+  virtual void read_squared() = 0;
   // offset: the position of `values` in the range of which they are the end.
   virtual void square(int group, int slot, View values, std::int64_t offset) = 0;
   virtual double sum_of_squares(int group) = 0;

@@ -113,6 +113,7 @@ void GradStorage::finish_reduce() {
   if (!boundary_) return;
   if (!std::exchange(squared_, false)) square(kept_);
   if (!copied_) return;
+  c_.backend.tensors.read_squared();
   const auto seen = c_.observer.issued({.kind = OpKind::Copy,
                                         .reason = OpReason::Leaves,
                                         .group = group_,

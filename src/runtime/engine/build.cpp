@@ -359,7 +359,7 @@ void build(Parts& parts) {
     return "";
   });
   parts.groups = parts.tiers->facts();
-  if (!parts.tiers->offloads()) parts.optimizer->set_range_update(range_update_on(parts.device));
+  if (!parts.tiers->offloads()) parts.optimizer->set_ranges_update(ranges_update_on(parts.device));
   parts.relay.reporting([&] {
     parts.tiers->check_buffers(parts.groups);
     make_backend(parts, found, std::move(axes));

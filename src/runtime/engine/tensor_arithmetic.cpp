@@ -50,27 +50,37 @@ void scale(const Stretch& data, float factor) {
   cuda::check(kernels->scale(place_on(data.device), data.data, data.dtype, factor, data.numel), "scale");
 }
 
-optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device) {
+optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device) {
   const auto* kernels = kernels_for(device);
   if (kernels == nullptr) return nullptr;
-  return [device, kernels](const kernels::UpdateConstants& constants, const kernels::UpdateRange& range, float factor,
-                           std::int64_t numel) {
-    cuda::check(kernels->update(place_on(device), &constants, &range, factor, numel), "update");
+  return [device, kernels](const kernels::UpdateConstants& constants, float factor,
+                           std::span<const kernels::SizedRange> ranges) {
+    cuda::check(
+        kernels->update(place_on(device), &constants, factor, ranges.data(), static_cast<int>(ranges.size())),
+        "update");
   };
 }
 
-void DeviceSums::add(int index, const Stretch& values) {
+void DeviceSums::enqueue() {
+  if (noted_.empty()) return;
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   if (!sums_.defined()) sums_ = at::zeros({count_}, options);
+  std::vector<cuda::SquaredVector> vectors;
+  std::int64_t num_pieces = 0;
+  for (const auto& [index, values] : noted_) {
+    vectors.push_back({values.data, values.dtype, values.numel, sums_.mutable_data_ptr<double>() + index});
+    num_pieces += cuda::square_pieces(values.numel);
+  }
   // Freed on return; the caching allocator reuses it only for later work of the same stream.
-  auto pieces = at::empty({cuda::square_pieces(values.numel)}, options);
-  cuda::check(
-      kernels_for(device_)->sum_of_squares(place_on(device_), values.data, values.dtype, values.numel,
-                                           pieces.mutable_data_ptr<double>(), sums_.mutable_data_ptr<double>() + index),
-      "sum_of_squares");
+  auto pieces = at::empty({num_pieces}, options);
+  cuda::check(kernels_for(device_)->sums_of_squares(place_on(device_), vectors.data(), static_cast<int>(vectors.size()),
+                                                    pieces.mutable_data_ptr<double>()),
+              "sums_of_squares");
+  noted_.clear();
 }
 
 void DeviceSums::fetch() {
+  enqueue();
   values_.assign(static_cast<std::size_t>(count_), 0.0);
   if (!sums_.defined()) return;
   const auto bytes = static_cast<std::int64_t>(sums_.nbytes());

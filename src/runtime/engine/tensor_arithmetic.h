@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -48,22 +49,27 @@ void accumulate(const Stretch& to, const Stretch& from);
 void scale(const Stretch& data, float factor);
 
 // The function that ShardedOptimizer calls for spans on this device; null if it handles them itself.
-optim::ShardedOptimizer::RangeUpdate range_update_on(at::Device device);
+optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device);
 
-// Sums of squares that GPU kernels leave in device memory. The host reads all of them with one wait per norm.
+// Sums of squares that GPU kernels leave in device memory. One launch computes those of many vectors, and the host reads
+// all of them with one wait per norm.
 class DeviceSums {
  public:
   // Room for `count` sums.
   DeviceSums(at::Device device, int count) : device_(device), count_(count) {}
-  // Enqueues sums[index] <- sum_of_squares(values).
-  void add(int index, const Stretch& values);
-  // Blocks until the sums are in host memory.
+  // Notes sums[index] <- sum_of_squares(values), in place of what was noted for this index.
+  void add(int index, const Stretch& values) { noted_.insert_or_assign(index, values); }
+  void cancel(int index) { noted_.erase(index); }
+  // Enqueues what was noted. Until then the values do not change.
+  void enqueue();
+  // Enqueues it and blocks until all sums are in host memory.
   void fetch();
   double operator[](int index) const { return values_[static_cast<std::size_t>(index)]; }
 
  private:
   at::Device device_;
   int count_;
+  std::map<int, Stretch> noted_;
   at::Tensor sums_;
   std::vector<double> values_;
   std::unique_ptr<gpu::HostSlots> host_;

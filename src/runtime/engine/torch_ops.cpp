@@ -102,8 +102,14 @@ void TorchTensorOps::dequantize(step::View to, step::View from, int bits) {
 // --- norms ------------------------------------------------------------------------------------
 
 void TorchTensorOps::begin_squares(int group) {
+  for (const auto& [slot, square] : squares_[group])
+    if (square.on_device >= 0) device_sums_->cancel(square.on_device);
   squares_[group].clear();
   fetched_ = false;
+}
+
+void TorchTensorOps::read_squared() {
+  if (squares_on_device()) device_sums_->enqueue();
 }
 
 void TorchTensorOps::set_square(int group, int slot, double sum) { squares_[group][slot] = {sum, -1}; }

@@ -26,6 +26,7 @@ class TorchTensorOps final : public step::TensorOps {
   void quantize(step::View to, step::View from, int bits) override;
   void dequantize(step::View to, step::View from, int bits) override;
   void begin_squares(int group) override;
+  void read_squared() override;
   void square(int group, int slot, step::View values, std::int64_t offset) override;
   double sum_of_squares(int group) override;
   step::WorkPtr read(step::View to, step::View file) override;

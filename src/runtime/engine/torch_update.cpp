@@ -75,6 +75,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     whole.parameter_dtype = kernels_dtype(target.param.dtype);
   }
   whole.gradient_dtype = kernels_dtype(run_.precision.grad);
+  std::vector<optim::Span> spans;
   const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, std::int64_t missed_steps,
                           const void* gradient) {
     auto span = whole;
@@ -90,23 +91,24 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     span.parameter_group = parameter_group;
     span.missed_steps = missed_steps;
     span.gradient = gradient;
-    optimizer_.update(span, factor);
+    spans.push_back(span);
   };
+  std::vector<at::Tensor> zeros;
   if (!grads) {  // the members' .grad
     const auto width = step::width(run_.precision.grad);
     for (const auto& piece : facts.layout.pieces(run_.owned_begin(facts) + begin, numel)) {
       const auto& grad = bound.gradients.kept(piece.parameter);
       // A missing gradient counts as zero: moments decay and weight decay applies, under every sharding policy.
-      at::Tensor zeros;
       if (!grad.defined())
-        zeros = at::zeros({piece.numel},
-                          at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device));
+        zeros.push_back(at::zeros(
+            {piece.numel},
+            at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device)));
       update(begin + piece.range_begin, piece.numel, runs(group).group_of(piece.parameter, bound.gradients),
              missed_steps(group)[piece.parameter],
              grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width
-                            : zeros.const_data_ptr());
+                            : zeros.back().const_data_ptr());
     }
-    return;
+    return optimizer_.update(spans, factor);
   }
   const auto shift = grads.numel == facts.owned() ? 0 : run_.owned_begin(facts);
   const auto* const first_gradient = static_cast<const char*>(buffers_.data(grads));
@@ -116,6 +118,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
       update(first, last - first, run.parameter_group, run.missed_steps,
              first_gradient + (shift + first) * width(grads.dtype));
   }
+  optimizer_.update(spans, factor);
 }
 
 }  // namespace zero::engine

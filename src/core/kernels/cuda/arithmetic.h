@@ -12,6 +12,7 @@
 #include "kernels/elementwise.h"
 
 #ifdef __CUDACC__
+#include <cuda_fp16.h>
 #define ZERO_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define ZERO_HOST_DEVICE inline
@@ -49,6 +50,7 @@ ZERO_HOST_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 ZERO_HOST_DEVICE float square_root(float a) { return __fsqrt_rn(a); }
 ZERO_HOST_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 ZERO_HOST_DEVICE double add(double a, double b) { return __dadd_rn(a, b); }
+ZERO_HOST_DEVICE double fused_multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 #else
 ZERO_HOST_DEVICE float add(float a, float b) { return a + b; }
 ZERO_HOST_DEVICE float subtract(float a, float b) { return a - b; }
@@ -57,6 +59,7 @@ ZERO_HOST_DEVICE float divide(float a, float b) { return a / b; }
 ZERO_HOST_DEVICE float square_root(float a) { return std::sqrt(a); }
 ZERO_HOST_DEVICE float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 ZERO_HOST_DEVICE double add(double a, double b) { return a + b; }
+ZERO_HOST_DEVICE double fused_multiply_add(double a, double b, double c) { return std::fma(a, b, c); }
 #endif
 
 // --- 16-bit memory: read exactly, written with one round-to-nearest-even; NaN stays NaN ---
@@ -70,6 +73,9 @@ ZERO_HOST_DEVICE std::uint16_t to_bf16(float value) {
 }
 
 ZERO_HOST_DEVICE float from_f16(std::uint16_t stored) {
+#ifdef __CUDA_ARCH__
+  return __half2float(__ushort_as_half(stored));  // one instruction, exact
+#else
   const std::uint32_t sign = static_cast<std::uint32_t>(stored & 0x8000u) << 16, rest = stored & 0x7fffu;
   if (rest >= 0x7c00u) {
     const std::uint32_t quiet = rest > 0x7c00u ? 0x400000u : 0u;
@@ -78,6 +84,7 @@ ZERO_HOST_DEVICE float from_f16(std::uint16_t stored) {
   if (rest < 0x400u)  // a multiple of the smallest subnormal, exact in fp32
     return float_of(bits_of(multiply(static_cast<float>(rest), 0x1p-24f)) | sign);
   return float_of(sign | ((rest << 13) + (112u << 23)));
+#endif
 }
 
 ZERO_HOST_DEVICE std::uint16_t to_f16(float value) {

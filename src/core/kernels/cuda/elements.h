@@ -67,20 +67,54 @@ struct Scale {
 inline constexpr std::int64_t kSquarePiece = 65536;
 inline constexpr int kSquareLanes = 32;
 
-// Sum `lane` of the piece that starts at `begin`. The product of two fp32 values is exact in fp64, so fused and
-// separate multiply-adds agree.
-ZERO_HOST_DEVICE double lane_sum_of_squares(const void* in, Dtype dtype, std::int64_t numel, std::int64_t begin,
-                                            int lane) {
-  const auto end = begin + kSquarePiece < numel ? begin + kSquarePiece : numel;
+// Sum `lane` of the elements [begin, end), in order. Several loads are issued before the first addition, which waits for
+// memory. The product of two fp32 values is exact in fp64, so fused and separate multiply-adds agree.
+template <Dtype kDtype>
+ZERO_HOST_DEVICE double lane_sum_of_squares(const void* in, std::int64_t begin, std::int64_t end, int lane) {
+  constexpr int kLoads = 16;
   double sum = 0;
+  auto i = begin + lane;
+  for (; i + (kLoads - 1) * kSquareLanes < end; i += kLoads * kSquareLanes) {
+    float x[kLoads];
 #ifdef __CUDA_ARCH__
-#pragma unroll 8
+#pragma unroll
 #endif
-  for (auto i = begin + lane; i < end; i += kSquareLanes) {
-    const double x = load(in, dtype, i);
-    sum = add(sum, x * x);
+    for (int k = 0; k < kLoads; ++k) x[k] = load(in, kDtype, i + k * kSquareLanes);
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int k = 0; k < kLoads; ++k) sum = fused_multiply_add(x[k], x[k], sum);
+  }
+  for (; i < end; i += kSquareLanes) {
+    const double x = load(in, kDtype, i);
+    sum = fused_multiply_add(x, x, sum);
   }
   return sum;
+}
+
+// The same for piece `piece` of a vector.
+ZERO_HOST_DEVICE double lane_sum_of_squares(const void* in, Dtype dtype, std::int64_t numel, std::int64_t piece,
+                                            int lane) {
+  const auto begin = piece * kSquarePiece;
+  const auto end = begin + kSquarePiece < numel ? begin + kSquarePiece : numel;
+  if (dtype == Dtype::F32) return lane_sum_of_squares<Dtype::F32>(in, begin, end, lane);
+  if (dtype == Dtype::BF16) return lane_sum_of_squares<Dtype::BF16>(in, begin, end, lane);
+  return lane_sum_of_squares<Dtype::F16>(in, begin, end, lane);
+}
+
+// The tasks of one launch over many vectors, each with the number of its first block: the task of `block` is the last
+// one that begins at or before it.
+template <class Task>
+ZERO_HOST_DEVICE int task_of(const Task* tasks, int count, unsigned block) {
+  int low = 0, high = count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (tasks[middle].first_block <= block)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  return low;
 }
 
 }  // namespace zero::cuda

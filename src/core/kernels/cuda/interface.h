@@ -16,13 +16,21 @@ struct Place {
 };
 
 // Both sides belong to one build; a table of another version is rejected.
-inline constexpr std::uint32_t kInterfaceVersion = 1;
+inline constexpr std::uint32_t kInterfaceVersion = 2;
 inline constexpr const char* kPlugin = "libzero_cuda.so";
 inline constexpr const char* kEntry = "zero_cuda_interface";
 
+// One of the vectors whose sums of squares one launch computes. `result` is in device memory.
+struct SquaredVector {
+  const void* in;
+  kernels::Dtype dtype;
+  std::int64_t numel;
+  double* result;
+};
+
 // All functions except the first three enqueue work on the stream and return at once: 0, or an error of the CUDA
-// runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except `parts` itself,
-// constants and range. Results are bit-identical to kernels/elementwise.h and kernels/update_simd.h ([Note: same
+// runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except `parts`, `vectors`,
+// `ranges` and `constants` themselves, which may be freed on return. Results are bit-identical to kernels/elementwise.h and kernels/update_simd.h ([Note: same
 // bits]); NaN stays NaN.
 struct Interface {
   std::uint32_t version;
@@ -37,19 +45,17 @@ struct Interface {
   int (*accumulate)(Place place, void* to, kernels::Dtype to_dtype, const void* in, kernels::Dtype in_dtype,
                     std::int64_t numel);
   int (*scale)(Place place, void* data, kernels::Dtype dtype, float factor, std::int64_t numel);
-  // Writes *result in device memory. `pieces`: scratch for square_pieces(numel) values, in use until the work is done.
-  int (*sum_of_squares)(Place place, const void* in, kernels::Dtype dtype, std::int64_t numel, double* pieces,
-                        double* result);
+  // `pieces`: scratch for the sum of square_pieces(numel) values, in use until the work is done.
+  int (*sums_of_squares)(Place place, const SquaredVector* vectors, int count, double* pieces);
   // Writes the index, or -1, to *result in device memory.
   int (*first_non_finite)(Place place, const void* in, kernels::Dtype dtype, std::int64_t numel, std::int64_t* result);
-  // Elements [0, numel) of the range.
-  int (*update)(Place place, const kernels::UpdateConstants* constants, const kernels::UpdateRange* range, float factor,
-                std::int64_t numel);
+  int (*update)(Place place, const kernels::UpdateConstants* constants, float factor,
+                const kernels::SizedRange* ranges, int count);
 };
 
 using Entry = const Interface* (*)();
 
-// Number of scratch values that sum_of_squares needs.
+// Number of scratch values that sums_of_squares needs for one vector.
 constexpr std::int64_t square_pieces(std::int64_t numel) { return (numel + 65535) / 65536; }
 
 }  // namespace zero::cuda

@@ -1,6 +1,7 @@
 // The plug-in library libzero_cuda.so: maps elements to GPU threads, and defines the table of launches. The arithmetic
 // is in elements.h, shared with the host. All kernels are memory-bound: a thread loads four adjacent elements at once
-// if the ranges are aligned, else one.
+// if the ranges are aligned, else one. Sums of squares and updates take many vectors in one launch, because a model has
+// many small ones; their table is a kernel argument, so it needs no copy to the device.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/elements.h"
@@ -12,7 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 // cudaLaunchKernel accepts up to 2^31 - 1 blocks.
-constexpr std::int64_t kMostNumel = (std::int64_t{1} << 31) * kThreads - kThreads;
+constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
+constexpr std::int64_t kMostNumel = kMostBlocks * kThreads;
 
 // RAII guard: restores the caller's current device.
 class OnDevice {
@@ -75,25 +77,90 @@ int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   return cudaGetLastError();
 }
 
+// Kernel arguments take up to 32,764 bytes on sm_70 and later.
+constexpr int kMaxSquared = 512;
+struct SquareTask {
+  SquaredVector vector;
+  unsigned first_block;  // of square_pieces_kernel, which has one warp per piece
+};
+struct Squares {
+  int count;
+  unsigned num_pieces;
+  double* pieces;
+  SquareTask tasks[kMaxSquared];
+};
+static_assert(sizeof(Squares) <= 32764);
+
 // One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares.
-__global__ void __launch_bounds__(kSquareLanes)
-    square_pieces_kernel(const void* in, Dtype dtype, std::int64_t numel, double* pieces) {
-  double sum = lane_sum_of_squares(in, dtype, numel, blockIdx.x * kSquarePiece, static_cast<int>(threadIdx.x));
+constexpr int kSquareWarps = 4;
+__global__ void __launch_bounds__(kSquareWarps* kSquareLanes)
+    square_pieces_kernel(const __grid_constant__ Squares squares) {
+  const auto piece = blockIdx.x * kSquareWarps + threadIdx.x / kSquareLanes;
+  if (piece >= squares.num_pieces) return;
+  const int lane = static_cast<int>(threadIdx.x) % kSquareLanes;
+  const auto& task = squares.tasks[task_of(squares.tasks, squares.count, piece)];
+  const auto& vector = task.vector;
+  double sum = lane_sum_of_squares(vector.in, vector.dtype, vector.numel, piece - task.first_block, lane);
   for (int width = kSquareLanes / 2; width > 0; width /= 2) sum = add(sum, __shfl_down_sync(0xffffffffu, sum, width));
-  if (threadIdx.x == 0) pieces[blockIdx.x] = sum;
+  if (lane == 0) squares.pieces[piece] = sum;
 }
 
-// One thread adds the pieces in order; its warp prefetches.
-__global__ void __launch_bounds__(kSquareLanes)
-    add_pieces_kernel(const double* pieces, std::int64_t count, double* result) {
+// One warp per vector: its first thread adds the pieces in order, the others prefetch.
+__global__ void __launch_bounds__(kSquareLanes) add_pieces_kernel(const __grid_constant__ Squares squares) {
+  const auto& task = squares.tasks[blockIdx.x];
+  const auto end = static_cast<int>(blockIdx.x) + 1 < squares.count ? squares.tasks[blockIdx.x + 1].first_block
+                                                                   : squares.num_pieces;
+  const auto* const pieces = squares.pieces + task.first_block;
+  const std::int64_t count = end - task.first_block;
   const int lane = static_cast<int>(threadIdx.x);
-  double total = 0;
+  double total = 0, next = lane < count ? pieces[lane] : 0;
   for (std::int64_t begin = 0; begin < count; begin += kSquareLanes) {
-    const double mine = begin + lane < count ? pieces[begin + lane] : 0;
-    const int here = count - begin < kSquareLanes ? static_cast<int>(count - begin) : kSquareLanes;
-    for (int k = 0; k < here; ++k) total = add(total, __shfl_sync(0xffffffffu, mine, k));
+    const double mine = next;
+    const auto ahead = begin + kSquareLanes + lane;
+    next = ahead < count ? pieces[ahead] : 0;
+    // Adding the zeros behind the last piece changes nothing: a sum of squares is not -0.
+#pragma unroll
+    for (int k = 0; k < kSquareLanes; ++k) total = add(total, __shfl_sync(0xffffffffu, mine, k));
   }
-  if (lane == 0) *result = total;
+  if (lane == 0) *task.vector.result = total;
+}
+
+// A block updates kUpdatedPerBlock consecutive elements of one range.
+constexpr int kMaxUpdated = 256;
+constexpr int kUpdatedPerBlock = 4 * kThreads * kQuad;
+struct UpdateTask {
+  kernels::UpdateRange range;
+  std::int64_t numel;
+  unsigned first_block;
+  bool aligned;
+};
+template <class Algorithm>
+struct Updates {
+  Algorithm algorithm;
+  float factor;
+  int count;
+  UpdateTask tasks[kMaxUpdated];
+};
+static_assert(sizeof(Updates<Adam<true>>) <= 32764);
+
+template <class Algorithm>
+__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Updates<Algorithm> updates) {
+  const auto& task = updates.tasks[task_of(updates.tasks, updates.count, blockIdx.x)];
+  const Update<Algorithm> body{updates.algorithm, task.range, updates.factor};
+  const auto numel = task.numel;
+  const auto first = static_cast<std::int64_t>(blockIdx.x - task.first_block) * kUpdatedPerBlock;
+  const auto end = first + kUpdatedPerBlock < numel ? first + kUpdatedPerBlock : numel;
+  if (!task.aligned) {
+    for (auto i = first + threadIdx.x; i < end; i += kThreads) body.element(i);
+    return;
+  }
+  for (auto i = first + threadIdx.x * kQuad; i < end; i += kThreads * kQuad) {
+    if (i + kQuad <= end) {
+      body.quad(i);
+    } else {
+      for (auto k = i; k < end; ++k) body.element(k);
+    }
+  }
 }
 
 // -1 in two's complement is the largest unsigned index, so any index found is smaller.
@@ -140,14 +207,25 @@ int scale(Place place, void* data, Dtype dtype, float factor, std::int64_t numel
   return run(place, Scale{data, dtype, factor}, numel, quad_aligned(data, dtype));
 }
 
-int sum_of_squares(Place place, const void* in, Dtype dtype, std::int64_t numel, double* pieces, double* result) {
-  if (numel < 0) return cudaErrorInvalidValue;
+int sums_of_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
   const OnDevice device(place.device);
   if (device.status() != cudaSuccess) return device.status();
-  const auto count = square_pieces(numel);
-  if (count > 0)
-    square_pieces_kernel<<<static_cast<unsigned>(count), kSquareLanes, 0, stream_of(place)>>>(in, dtype, numel, pieces);
-  add_pieces_kernel<<<1, kSquareLanes, 0, stream_of(place)>>>(pieces, count, result);
+  for (int done = 0; done < count;) {
+    Squares squares{0, 0, pieces, {}};
+    std::int64_t num_pieces = 0;
+    for (; done < count && squares.count < kMaxSquared; ++done) {
+      if (vectors[done].numel < 0) return cudaErrorInvalidValue;
+      squares.tasks[squares.count++] = {vectors[done], static_cast<unsigned>(num_pieces)};
+      num_pieces += square_pieces(vectors[done].numel);
+      if (num_pieces > kMostBlocks) return cudaErrorInvalidValue;
+    }
+    squares.num_pieces = static_cast<unsigned>(num_pieces);
+    const auto blocks = (squares.num_pieces + kSquareWarps - 1) / kSquareWarps;
+    if (blocks > 0)
+      square_pieces_kernel<<<blocks, kSquareWarps * kSquareLanes, 0, stream_of(place)>>>(squares);
+    add_pieces_kernel<<<static_cast<unsigned>(squares.count), kSquareLanes, 0, stream_of(place)>>>(squares);
+    pieces += num_pieces;
+  }
   return cudaGetLastError();
 }
 
@@ -162,20 +240,43 @@ int first_non_finite(Place place, const void* in, Dtype dtype, std::int64_t nume
   return cudaGetLastError();
 }
 
-int update(Place place, const kernels::UpdateConstants* constants, const kernels::UpdateRange* range, float factor,
-           std::int64_t numel) {
-  return with_rule(*constants, *range, factor, [&](const auto& body) {
-    using Body = std::decay_t<decltype(body)>;
-    bool aligned = quad_aligned(range->master, Dtype::F32) && quad_aligned(range->gradient, range->gradient_dtype) &&
-                   (range->parameter == nullptr || quad_aligned(range->parameter, range->parameter_dtype));
-    for (int slot = 0; slot < decltype(Body::algorithm)::kSlots; ++slot)
-      aligned = aligned && quad_aligned(range->slots[slot], Dtype::F32);
-    return run(place, body, numel, aligned);
-  });
+bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
+  bool aligned = quad_aligned(range.master, Dtype::F32) && quad_aligned(range.gradient, range.gradient_dtype) &&
+                 (range.parameter == nullptr || quad_aligned(range.parameter, range.parameter_dtype));
+  for (int slot = 0; slot < num_slots; ++slot) aligned = aligned && quad_aligned(range.slots[slot], Dtype::F32);
+  return aligned;
 }
 
-constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,   &sum_parts,        &convert,
-                               &accumulate,       &scale,      &sum_of_squares, &first_non_finite, &update};
+template <class Algorithm>
+int update_by(const Algorithm& algorithm, Place place, float factor, const kernels::SizedRange* ranges, int count) {
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
+  for (int done = 0; done < count;) {
+    Updates<Algorithm> updates{algorithm, factor, 0, {}};
+    std::int64_t blocks = 0;
+    for (; done < count && updates.count < kMaxUpdated; ++done) {
+      const auto& [range, numel] = ranges[done];
+      if (numel < 0) return cudaErrorInvalidValue;
+      if (numel == 0) continue;
+      updates.tasks[updates.count++] = {range, numel, static_cast<unsigned>(blocks),
+                                        quad_aligned(range, Algorithm::kSlots)};
+      blocks += (numel + kUpdatedPerBlock - 1) / kUpdatedPerBlock;
+      if (blocks > kMostBlocks) return cudaErrorInvalidValue;
+    }
+    if (blocks > 0)
+      update_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(place)>>>(updates);
+  }
+  return cudaGetLastError();
+}
+
+int update(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
+           int count) {
+  return with_rule(*constants,
+                   [&](const auto& algorithm) { return update_by(algorithm, place, factor, ranges, count); });
+}
+
+constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
+                               &accumulate,       &scale,      &sums_of_squares, &first_non_finite, &update};
 
 }  // namespace
 }  // namespace zero::cuda

@@ -120,25 +120,25 @@ struct Update {
   }
 };
 
-// Calls run(Update<Algorithm>) with the rule's algorithm.
+// Calls run(algorithm) with the rule's algorithm.
 template <class Run>
-auto with_rule(const UpdateConstants& c, const UpdateRange& range, float factor, Run&& run) {
+auto with_rule(const UpdateConstants& c, Run&& run) {
   using kernels::Rule;
   switch (c.rule) {
     case Rule::AdamDecoupled:
-      return run(Update<Adam<false>>{Adam<false>(c), range, factor});
+      return run(Adam<false>(c));
     case Rule::AdamL2:
-      return run(Update<Adam<true>>{Adam<true>(c), range, factor});
+      return run(Adam<true>(c));
     case Rule::Sgd:
-      return run(Update<Sgd<false>>{Sgd<false>(c), range, factor});
+      return run(Sgd<false>(c));
     case Rule::SgdMomentum:
-      return run(Update<Sgd<true>>{Sgd<true>(c), range, factor});
+      return run(Sgd<true>(c));
     case Rule::Adagrad:
-      return run(Update<Adagrad>{Adagrad(c), range, factor});
+      return run(Adagrad(c));
     case Rule::Lion:
       break;
   }
-  return run(Update<Lion>{Lion(c), range, factor});
+  return run(Lion(c));
 }
 
 }  // namespace zero::cuda
