@@ -1,6 +1,5 @@
 // The nccl transport: without GPUs the error names what is missing; with GPUs every collective is compared with a naive
 // one, one rank per GPU.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,7 +12,7 @@
 
 #include "comm/group.h"
 #include "comm/transport.h"
-#include "net/transport_choice.h"
+#include "gpu/device.h"
 #include "support/collective_checks.h"
 #include "support/fork_ranks.h"
 
@@ -31,19 +30,10 @@ net::ProcessInfo identity(int rank, int size) {
   return id;
 }
 
-// Queried in a child process, because a process that has initialised the driver may not fork and use it.
-int gpus() {
-  const pid_t pid = fork();
-  if (pid == 0) _exit(std::min(net::visible_gpus(), 100));
-  int status = 0;
-  waitpid(pid, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-}
-
 }  // namespace
 
 TEST(Nccl, WithoutAGpuTheRefusalSaysWhatIsMissingAndWhatToDo) {
-  if (gpus() > 0) GTEST_SKIP() << "this machine has a GPU";
+  if (zero::test::gpus_in_child() > 0) GTEST_SKIP() << "this machine has a GPU";
   try {
     comm::make_nccl(identity(0, 2), std::chrono::seconds(5));
     FAIL() << "a transport without a GPU";
@@ -55,7 +45,7 @@ TEST(Nccl, WithoutAGpuTheRefusalSaysWhatIsMissingAndWhatToDo) {
 }
 
 TEST(Nccl, EveryCollectiveMatchesTheNaiveOne) {
-  const int count = gpus();
+  const int count = zero::test::gpus_in_child();
   if (count == 0) GTEST_SKIP() << "no GPU on this machine (libcuda.so.1 is absent or shows none)";
   const int size = std::min(count, 4);
   const auto ends = zero::test::fork_ranks(size, [&](int rank) {
@@ -81,7 +71,7 @@ TEST(Nccl, EveryCollectiveMatchesTheNaiveOne) {
 }
 
 TEST(Nccl, NamesAKilledRank) {
-  const int count = gpus();
+  const int count = zero::test::gpus_in_child();
   if (count < 2) GTEST_SKIP() << count << " GPUs on this machine, expected 2 or more";
   const auto ends = zero::test::fork_ranks(2, [&](int rank) {
     const auto communicator = comm::make_communicator(comm::make_nccl(identity(rank, 2), std::chrono::seconds(60)));

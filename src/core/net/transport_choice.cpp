@@ -36,6 +36,14 @@ TransportChoice choose_transport(const ProcessInfo& identity, const Environment&
                                  "', expected auto, nccl, gloo, shm or shm+gloo", place_of(identity),
                                  nearest.empty() ? "" : base::join(". Hint: did you mean '", nearest, "'?")));
   }
+  const auto share = environment("ZERO_SHARE_GPU").value_or("0");
+  if (share != "0" && share != "1")
+    throw ConfigError(base::join("[Communicator::from_env] got ZERO_SHARE_GPU='", share, "', expected 0 or 1",
+                                 place_of(identity)));
+  if (share == "1" && asked == "nccl")
+    throw ConfigError(base::join("[Communicator::from_env] got ZERO_SHARE_GPU=1 and ZERO_TRANSPORT=nccl, expected one of "
+                                 "them: NCCL needs a GPU for every rank",
+                                 place_of(identity), ". Hint: leave ZERO_TRANSPORT out"));
   if (identity.size == 1) return {"local"};
   if (asked == "shm" && !identity.one_host())
     throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm for ", identity.size,
@@ -45,7 +53,8 @@ TransportChoice choose_transport(const ProcessInfo& identity, const Environment&
     throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm+gloo for ", identity.size,
                                  " ranks of one host, expected several hosts", place_of(identity),
                                  ". Hint: ZERO_TRANSPORT=auto, which is shm here"));
-  if (asked != "auto") return {asked, true};
+  if (asked != "auto") return {asked, true, share == "1"};
+  if (share == "1") return {transport_without_gpus(identity), false, true};
   if (gpus() >= identity.local_size) return {"nccl"};
   return {transport_without_gpus(identity)};
 }

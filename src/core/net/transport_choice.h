@@ -11,12 +11,13 @@ namespace zero::net {
 
 struct TransportChoice {
   std::string name;    // "local", "shm", "gloo", "nccl"
-  bool asked = false;  // selected by ZERO_TRANSPORT; no fallback
+  bool asked = false;   // selected by ZERO_TRANSPORT; no fallback
+  bool staged = false;  // moves copies in host memory, so that ranks can share a GPU
 };
 
 // World size 1 uses "local". "auto" uses nccl if this host has a GPU for each of its ranks, shm if all ranks share a
 // host, else gloo. `gpus` returns this host's number of GPUs and is called only if needed. Throws ConfigError for an
-// unknown name and for shm across hosts.
+// unknown name and for shm across hosts. ZERO_SHARE_GPU=1: staged, over the transport that would be used without GPUs.
 TransportChoice choose_transport(const ProcessInfo& identity, const Environment& environment,
                                  const std::function<int()>& gpus);
 

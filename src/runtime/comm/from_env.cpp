@@ -27,7 +27,10 @@ std::unique_ptr<comm::Transport> open_transport(const std::string& name, const P
 std::unique_ptr<comm::Transport> rendezvous(const ProcessInfo& identity, const net::Environment& environment,
                                             std::chrono::milliseconds timeout) {
   const auto choice = net::choose_transport(identity, environment, net::visible_gpus);
-  if (choice.asked || choice.name != "nccl") return open_transport(choice.name, identity, timeout, choice.asked);
+  if (choice.asked || choice.name != "nccl") {
+    auto transport = open_transport(choice.name, identity, timeout, choice.asked);
+    return choice.staged ? comm::make_staged(std::move(transport)) : std::move(transport);
+  }
   try {
     return open_transport(choice.name, identity, timeout, false);
   } catch (const ConfigError& error) {

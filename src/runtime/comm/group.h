@@ -56,6 +56,14 @@ class Group : public std::enable_shared_from_this<Group> {
   // Waits until all shards may be read. Counted as the all_gather that it replaces.
   void gather(SymmetricBuffer& vector);
 
+  // Whether tensors may be in GPU memory.
+  bool takes_gpu_memory() const { return transport_->takes_gpu_memory(); }
+  // The index of this rank's GPU, of `gpus` on this host; -1: there are not enough.
+  int gpu_index(int gpus) const {
+    if (transport_->shares_gpus() && gpus > 0) return local_rank() % gpus;
+    return local_size() <= gpus ? local_rank() : -1;
+  }
+
   // Whether ranks can read each other's memory, as peer_reduce_scatter() requires.
   bool reads_in_place() const { return transport_->reads_in_place(); }
   // Whether the data is in memory from allocate(), which other ranks can read.

@@ -82,6 +82,10 @@ class Transport {
   // Waits of the peers soon throw CommError(reason, rank()), and so do later calls of this rank.
   virtual void abort(const std::string& reason) noexcept = 0;
 
+  // Whether tensors may be in GPU memory. shares_gpus: and several ranks may use one GPU.
+  virtual bool takes_gpu_memory() const { return false; }
+  virtual bool shares_gpus() const { return false; }
+
   // Whether reduce_scatter_quantized() sends integers to any peer.
   virtual bool quantizes() const { return false; }
 
@@ -166,5 +170,7 @@ std::unique_ptr<Transport> make_shm_gloo(const net::ProcessInfo& identity, std::
                                          bool asked = false);
 // GPUs. Loads the plug-in library libzero_nccl.so; ConfigError with the reason if it cannot be loaded.
 std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chrono::milliseconds timeout);
+// Ranks that share GPUs: copies tensors to host memory, which `host` moves.
+std::unique_ptr<Transport> make_staged(std::unique_ptr<Transport> host);
 
 }  // namespace zero::comm

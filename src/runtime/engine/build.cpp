@@ -19,6 +19,7 @@
 #include "engine/dtypes.h"
 #include "engine/initial_values.h"
 #include "engine/rank_agreement.h"
+#include "gpu/plugin.h"
 #include "observe/status_page.h"
 #include "parallel/mesh_degrees.h"
 
@@ -35,12 +36,14 @@ struct Found {
 // The device of the parameters (find_parameters checked that it is one): the CPU, or this rank's GPU.
 at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::Group& comm) {
   const auto device = parameters.front().tensor.device();
-  if (device.is_cuda() && comm.size() > 1 && comm.transport() != "nccl")
+  if (!device.is_cuda() || comm.size() == 1) return device;
+  if (!comm.takes_gpu_memory())
     throw ConfigError(base::join("[Engine] got parameters on ", device.str(), " and transport ", comm.transport(),
                                  ", expected nccl: the others move host memory. Hint: one GPU a rank and "
-                                 "ZERO_TRANSPORT=nccl, or leave the model on the CPU."));
-  if (device.is_cuda() && comm.size() > 1 && device.index() != comm.local_rank())
-    throw ConfigError(base::join("[Engine] got parameters on ", device.str(), ", expected cuda:", comm.local_rank(),
+                                 "ZERO_TRANSPORT=nccl, or ZERO_SHARE_GPU=1, or leave the model on the CPU."));
+  const int own = comm.gpu_index(cuda::num_gpus());
+  if (device.index() != own)
+    throw ConfigError(base::join("[Engine] got parameters on ", device.str(), ", expected cuda:", own,
                                  " of local rank ", comm.local_rank(),
                                  ". Hint: model->to(zero::default_device(*comm))."));
   return device;
@@ -57,7 +60,7 @@ void check_secondary_shards(const Parts& parts) {
                                  " with tensor or sequence parallelism, expected 1: neighbouring ranks are of "
                                  "different dimensions. Hint: leave it out."));
   if (!shards || ranks <= 1 || comm.size() == 1 || comm.reads_in_place()) return;
-  if (!comm.has_neighbours(ranks) || comm.transport() == "nccl")
+  if (!comm.has_neighbours(ranks) || comm.takes_gpu_memory())
     throw ConfigError(parts.where("Engine") +
                       base::join("zero_optimization.zero_hpz_partition_size: got ", ranks,
                                  ", expected a divisor of the ", comm.local_size(),

@@ -65,6 +65,12 @@ const Interface& interface(const char* where) {
   return *plugin().interface;
 }
 
+int num_gpus() {
+  int gpus = 0;
+  check(interface("[cuda::num_gpus]").device_count(&gpus), "device_count");
+  return gpus;
+}
+
 void check(int status, const char* what) {
   const auto* interface = plugin().interface;
   ZERO_CHECK(status == 0, "[cuda::", what, "] got '",

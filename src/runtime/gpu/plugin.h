@@ -22,6 +22,9 @@ const Plugin& plugin();
 // plugin().interface; throws ConfigError with the reason. `where` as in "[Engine]".
 const Interface& interface(const char* where);
 
+// GPUs that the CUDA runtime shows. ConfigError for an unusable GPU.
+int num_gpus();
+
 // Throws InternalError for a status other than 0.
 void check(int status, const char* what);
 

@@ -30,7 +30,7 @@ std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chro
   // With two ranks on one GPU, NCCL fails much later and with less information.
   if (gpus < identity.local_size) {
     refuse(identity, base::join(gpus, " GPUs for ", identity.local_size, " ranks on this host"),
-           "start one rank a GPU.");
+           "start one rank a GPU, or set ZERO_SHARE_GPU=1.");
   }
   const auto path = base::plugin_path(kPlugin);
   std::error_code ignored;

@@ -234,6 +234,7 @@ class Nccl : public Transport {
   }
 
   std::string name() const override { return "nccl"; }
+  bool takes_gpu_memory() const override { return true; }
 
   at::Tensor allocate(std::int64_t numel, c10::ScalarType dtype) override {
     return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device()));
