@@ -163,6 +163,23 @@ TEST(Staged, TrainingHasTheBitsOfTheHostsTransport) {
             "");
 }
 
+// What the GPU's tests below compare, on host memory: so that a fault of theirs is seen without a GPU.
+TEST(Staged, StagesAndTiersAgreeOnHostMemory) {
+  const auto run = fresh_run_id();
+  const TempFolder folder;
+  EXPECT_EQ(errors_of(fork_ranks(
+                2,
+                [&](int rank) {
+                  at::set_num_threads(1);
+                  const auto comm = staged(rank, 2, run);
+                  check_stages(comm, at::kCPU);
+                  check_tiers(comm, at::kCPU, folder.path());
+                  check_delayed(comm, at::kCPU);
+                },
+                kLimit)),
+            "");
+}
+
 TEST(Staged, AKilledRankIsNamed) {
   const auto run = fresh_run_id();
   const auto ends = fork_ranks(2, [&](int rank) {

@@ -29,7 +29,7 @@ class StagedWork final : public Work {
     if (!out_.defined()) return;
     const at::NoGradGuard no_grad;
     out_.detach().copy_(host_.view_as(out_));  // from pageable memory: has read it on return
-    out_ = host_ = {};
+    out_ = host_ = at::Tensor();
   }
   bool done() override { return work_->done(); }
 
