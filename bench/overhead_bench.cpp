@@ -8,34 +8,14 @@
 //   overhead_bench [--layers 8] [--hidden 512] [--heads 8] [--vocabulary 8192] [--sequence 128] [--model NAME]
 //                  [--batch 1] [--steps 40] [--turn 1] [--threads 1] [--stage 3] [--recipe fp32|bf16] [--clipping 0]
 //                  [--device cpu|cuda] [--json]
-#include <ATen/DeviceAccelerator.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
-
-#include <time.h>
-
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <map>
-#include <string>
 
-#include "models/gpt.h"
+#include "measure.h"
 
 namespace {
 
 constexpr int kWarmup = 3;
 constexpr double kRate = 3e-4, kBeta1 = 0.9, kBeta2 = 0.999, kDecay = 0.01, kEpsilon = 1e-8;
-
-// ids: [batch, time + 1].
-at::Tensor loss_of(models::Gpt& net, const at::Tensor& ids) {
-  const auto time = ids.size(1) - 1;
-  return net->forward(ids.narrow(1, 0, time), ids.narrow(1, 1, time));
-}
 
 // The loop that a user of libtorch writes, with its functions for many tensors.
 struct Plain {
@@ -54,7 +34,7 @@ struct Plain {
   }
   bool has_masters() const { return parameters[0].scalar_type() != at::kFloat; }
   at::Tensor step(const at::Tensor& ids) {
-    auto loss = loss_of(net, ids);
+    auto loss = measure::loss_of(net, ids);
     loss.backward();
     at::NoGradGuard no_grad;
     std::vector<at::Tensor> raw;
@@ -76,71 +56,16 @@ struct Plain {
   }
 };
 
-double processor_ms() {
-  timespec now{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) * 1e3 + static_cast<double>(now.tv_nsec) * 1e-6;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
-[[noreturn]] void wrong(const std::string& text) {
-  std::fprintf(stderr, "overhead_bench: %s\n", text.c_str());
-  std::exit(2);
-}
-
-std::string list_of(const std::vector<double>& values) {
-  std::string text;
-  for (const double value : values) {
-    char number[32];
-    std::snprintf(number, sizeof number, "%.4f", value);
-    text += (text.empty() ? "" : ", ") + std::string(number);
-  }
-  return "[" + text + "]";
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::map<std::string, std::string> flag{
-      {"--layers", "8"},       {"--hidden", "512"}, {"--heads", "8"},    {"--vocabulary", "8192"}, {"--sequence", "128"},
-      {"--model", ""},         {"--batch", "1"},    {"--steps", "40"},   {"--turn", "1"},          {"--threads", "1"},
-      {"--stage", "3"},        {"--recipe", "fp32"}, {"--clipping", "0"}, {"--device", "cpu"}};
-  bool json = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") == 0) {
-      json = true;
-    } else if (flag.count(argv[i]) == 0 || i + 1 == argc) {
-      wrong((flag.count(argv[i]) == 0 ? "unknown option " : "no value for ") + std::string(argv[i]));
-    } else {
-      flag[argv[i]] = argv[i + 1];
-      ++i;
-    }
-  }
-  const auto number = [&](const char* name) { return std::atoll(flag[name].c_str()); };
-  const auto steps = number("--steps"), per_turn = number("--turn");
-  if (steps < 1 || per_turn < 1) wrong("--steps and --turn have to be at least 1");
-  const bool on_gpu = flag["--device"] == "cuda", bf16 = flag["--recipe"] == "bf16";
-  if (!on_gpu && flag["--device"] != "cpu") wrong("--device: got " + flag["--device"] + ", expected cpu or cuda");
-  if (!bf16 && flag["--recipe"] != "fp32") wrong("--recipe: got " + flag["--recipe"] + ", expected fp32 or bf16");
-  const double clipping = std::atof(flag["--clipping"].c_str());
+  const measure::Flags flag("overhead_bench", {{"--steps", "40"}, {"--stage", "3"}}, argc, argv);
+  const double clipping = std::atof(flag.text("--clipping").c_str());
+  const auto steps = flag.number("--steps"), per_turn = flag.number("--turn");
   const auto comm = zero::Communicator::local();
-  if (on_gpu && !zero::why_no_gpu(*comm).empty()) wrong("--device: got cuda, but " + zero::why_no_gpu(*comm));
-  const c10::Device device = on_gpu ? zero::default_device(*comm) : c10::Device(c10::kCPU);
-  at::set_num_threads(static_cast<int>(number("--threads")));
-  models::GptConfig shape;
-  if (!flag["--model"].empty()) {
-    shape = models::GptConfig::preset(flag["--model"]);
-  } else {
-    shape.layers = number("--layers");
-    shape.hidden = number("--hidden");
-    shape.heads = number("--heads");
-    shape.vocabulary = number("--vocabulary");
-    shape.sequence = number("--sequence");
-  }
+  const auto device = flag.device(*comm);
+  at::set_num_threads(static_cast<int>(flag.number("--threads")));
+  const auto shape = flag.shape();
   models::Gpt first(shape), net(shape);
   {
     torch::NoGradGuard no_grad;
@@ -148,43 +73,23 @@ int main(int argc, char** argv) {
     const auto to = net->parameters();
     for (std::size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
   }
-  first->to(device, bf16 ? at::kBFloat16 : at::kFloat);
+  first->to(device, flag.bf16() ? at::kBFloat16 : at::kFloat);
   net->to(device);
   Plain plain(first, clipping);
-  const auto options = zero::Options::from_json(
-      R"({"train_micro_batch_size_per_gpu": )" + flag["--batch"] + R"(, "gradient_clipping": )" + flag["--clipping"] +
-      R"(, "bf16": {"enabled": )" + (bf16 ? "true" : "false") +
-      R"(}, "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.01}},
-          "zero_optimization": {"stage": )" + flag["--stage"] + "}}");
-  zero::Engine engine(net, options, comm);
+  zero::Engine engine(net, flag.options(R"("stage": )" + flag.text("--stage")), comm);
   std::vector<double> ours, theirs, ratios, our_processor, their_processor;
-  double difference = 0;
-  struct Time {
-    double elapsed, processor;
-  };
-  // A GPU works asynchronously: a turn ends when it has finished.
-  const auto now = [&] {
-    if (on_gpu) at::accelerator::synchronizeDevice(device.index());
-    return std::chrono::steady_clock::now();
-  };
-  const auto timed = [&](const std::function<at::Tensor()>& fn, double* loss) -> Time {
-    const auto start = now();
-    const double processor = processor_ms();
-    at::Tensor last;
-    for (std::int64_t k = 0; k < per_turn; ++k) last = fn();
-    const auto each = static_cast<double>(per_turn);
-    const auto elapsed = std::chrono::duration<double, std::milli>(now() - start).count() / each;
-    *loss = last.item<double>();
-    return {elapsed, (processor_ms() - processor) / each};
+  double difference = 0, first_difference = -1;
+  const auto timed = [&](const std::function<at::Tensor()>& step, double* loss) {
+    return measure::timed_turn(device, per_turn, step, loss);
   };
   for (int k = 0; k < steps + kWarmup; ++k) {
-    const auto ids = at::randint(0, shape.vocabulary, {number("--batch"), shape.sequence + 1}, at::kLong).to(device);
+    const auto ids = flag.tokens(shape, device);
     double a = 0, b = 0;
-    Time t[2];
+    measure::Time t[2];
     const auto with = [&] {
       t[0] = timed(
           [&] {
-            auto loss = loss_of(net, ids);
+            auto loss = measure::loss_of(net, ids);
             engine.backward(loss);
             engine.step();
             return loss.detach();
@@ -198,6 +103,7 @@ int main(int argc, char** argv) {
     else
       without(), with();
     difference = std::max(difference, std::isfinite(a - b) ? std::abs(a - b) : HUGE_VAL);
+    if (first_difference < 0) first_difference = difference;
     if (k < kWarmup) continue;
     ours.push_back(t[0].elapsed);
     theirs.push_back(t[1].elapsed);
@@ -205,28 +111,29 @@ int main(int argc, char** argv) {
     our_processor.push_back(t[0].processor);
     their_processor.push_back(t[1].processor);
   }
+  using measure::median;
   const double engine_ms = median(ours), plain_ms = median(theirs);
   const double processor_ratio = median(our_processor) / median(their_processor);
-  if (json) {
+  if (flag.json) {
     std::printf(
         "{\"schema\": \"zero.bench.overhead/2\", \"device\": \"%s\", \"recipe\": \"%s\", \"stage\": %lld, "
         "\"parameters_elements\": %lld, \"steps\": %zu, \"steps_per_turn\": %lld, \"threads\": %lld, "
         "\"engine_ms\": %.3f, \"plain_ms\": %.3f, \"ratio_of_medians\": %.4f, \"median_of_ratios\": %.4f, "
         "\"ratios\": %s, \"ratio_of_processor_medians\": %.4f, \"processor_ms\": [%.3f, %.3f], "
-        "\"largest_difference_of_losses\": %.9g}\n",
-        flag["--device"].c_str(), flag["--recipe"].c_str(), number("--stage"),
-        static_cast<long long>(shape.num_parameters()), ours.size(), per_turn, number("--threads"), engine_ms, plain_ms,
-        engine_ms / plain_ms, median(ratios), list_of(ratios).c_str(), processor_ratio, median(our_processor),
-        median(their_processor), difference);
+        "\"largest_difference_of_losses\": %.9g, \"first_difference_of_losses\": %.9g}\n",
+        flag.text("--device").c_str(), flag.text("--recipe").c_str(), flag.number("--stage"),
+        static_cast<long long>(shape.num_parameters()), ours.size(), per_turn, flag.number("--threads"), engine_ms, plain_ms,
+        engine_ms / plain_ms, median(ratios), measure::list_of(ratios).c_str(), processor_ratio, median(our_processor),
+        median(their_processor), difference, first_difference);
   } else {
-    std::printf("%s, %s, stage %lld, world 1, %zu turns of %lld steps, %lld threads\n", flag["--device"].c_str(),
-                flag["--recipe"].c_str(), number("--stage"), ours.size(), per_turn, number("--threads"));
+    std::printf("%s, %s, stage %lld, world 1, %zu turns of %lld steps, %lld threads\n", flag.text("--device").c_str(),
+                flag.text("--recipe").c_str(), flag.number("--stage"), ours.size(), per_turn, flag.number("--threads"));
     std::printf("engine  %8.2f ms median\nplain   %8.2f ms median\n", engine_ms, plain_ms);
     std::printf("ratio   %8.4f of medians, %.4f median of the ratios, %.4f of processor time\n", engine_ms / plain_ms,
                 median(ratios), processor_ratio);
-    std::printf("losses  differ by up to %g\n", difference);
+    std::printf("losses  differ by up to %g, at first by %g\n", difference, first_difference);
   }
-  const bool equal_rounding = !on_gpu && !bf16 && clipping == 0;
+  const bool equal_rounding = !flag.on_gpu() && !flag.bf16() && clipping == 0;
   if (!equal_rounding || difference == 0) return 0;
   std::fprintf(stderr, "overhead_bench: losses differ by up to %g\n", difference);
   return 1;

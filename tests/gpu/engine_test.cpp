@@ -173,6 +173,41 @@ TEST(GpuEngine, ACheckpointGoesFromGpuToCpuAndBack) {
   EXPECT_EQ(second.state_hash(), further);
 }
 
+// Gradients so large that their copies to the host are still under way when backward has ended and memory is reused.
+TEST(GpuEngine, OffloadedGradientsLeaveBesideBackwardUnharmed) {
+  ZERO_NEEDS_GPU();
+  be_deterministic();
+  const auto train_wide = [](const std::string& recipe, int accumulation, const std::string& zero) {
+    torch::manual_seed(3);
+    torch::nn::Sequential module;
+    for (int layer = 0; layer < 12; ++layer) module->push_back(torch::nn::Linear(2048, 2048));
+    module->to(kGpu);
+    Training setup = on_gpu("mlp", recipe, 2);
+    setup.accumulation = accumulation;
+    setup.zero = zero;
+    Engine engine(module.ptr(), Options::from_json(json_of(setup)), Communicator::local());
+    const auto input = torch::randn({64, 2048}).to(kGpu, dtype_of(setup));
+    std::vector<double> norms;
+    for (int step = 0; step < 4 * accumulation; ++step) {
+      engine.backward((module->forward(input * (step + 1)).to(at::kFloat)).square().mean());
+      norms.push_back(engine.step().grad_norm);
+    }
+    return std::pair{engine.state_hash(), norms};
+  };
+  for (const char* recipe : {"bf16", "fp32"})
+    for (const int accumulation : {1, 2}) {
+      const auto there = train_wide(recipe, accumulation, "");
+      for (const char* pinned : {"false", "true"})
+        EXPECT_EQ(train_wide(recipe, accumulation,
+                             std::string(R"(, "offload_optimizer": {"device": "cpu", "pin_memory": )") + pinned + "}"),
+                  there)
+            << recipe << ", accumulation " << accumulation << ", pinned " << pinned;
+      const std::string delayed = R"(, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true})";
+      EXPECT_EQ(train_wide(recipe, accumulation, delayed), train_wide(recipe, accumulation, delayed))
+          << recipe << ", accumulation " << accumulation << ", delayed";
+    }
+}
+
 TEST(GpuEngine, MixedDevicesAreNamed) {
   ZERO_NEEDS_GPU();
   auto module = make_module(problem("mlp"));

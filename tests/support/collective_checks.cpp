@@ -127,8 +127,17 @@ at::Tensor transposed_parts(std::uint64_t key, int rank, int size, std::int64_t 
   return at::cat(parts);
 }
 
+// In memory of any device, such as nccl's allocate() returns.
+void fill_bytes(const at::Tensor& memory, int byte) {
+  if (memory.numel() == 0) return;
+  auto host = at::empty(memory.sizes(), memory.scalar_type());
+  std::memset(host.mutable_data_ptr(), byte, host.nbytes());
+  memory.copy_(host);
+}
+
 // Bit by bit.
-void require_same(const at::Tensor& got, const at::Tensor& expected, const std::string& what) {
+void require_same(const at::Tensor& result, const at::Tensor& expected, const std::string& what) {
+  const auto got = result.cpu();
   require(got.scalar_type() == expected.scalar_type() && got.numel() == expected.numel(), what,
           ": another shape or dtype");
   const auto* a = static_cast<const char*>(got.const_data_ptr());
@@ -157,8 +166,8 @@ struct Running {
     work->wait();  // again: nothing happens
     require_same(out, expected, what);
     if (in_expected.defined()) require_same(in, in_expected, what + ", input");
-    if (overwrite && in.defined() && in.numel() > 0) std::memset(in.mutable_data_ptr(), 0x5a, in.nbytes());
-    if (overwrite && out.numel() > 0) std::memset(out.mutable_data_ptr(), 0xa5, out.nbytes());
+    if (overwrite && in.defined()) fill_bytes(in, 0x5a);
+    if (overwrite) fill_bytes(out, 0xa5);
   }
 };
 
@@ -172,13 +181,12 @@ Running begin(const Comm& comm, const std::string& op, std::uint64_t key, std::i
     auto memory = allocated ? comm->allocate(n, dtype) : at::empty({n}, dtype);
     require(memory.numel() == n && memory.scalar_type() == dtype && memory.is_contiguous(), who(comm), ": allocate(", n,
             ") is of another shape");
-    if (n > 0) std::memset(memory.mutable_data_ptr(), 0xc3, memory.nbytes());
+    fill_bytes(memory, 0xc3);
     return memory;
   };
   const auto filled = [&](std::int64_t n) {
     auto memory = tensor(n);
-    const auto data = data_of(key, rank, n, dtype);
-    if (n > 0) std::memcpy(memory.mutable_data_ptr(), data.const_data_ptr(), data.nbytes());
+    memory.copy_(data_of(key, rank, n, dtype));
     return memory;
   };
   Running run;
@@ -343,7 +351,7 @@ void check_quantized(const Comm& comm) {
         auto second = comm::group_of(*comm)->reduce_scatter_quantized(part_of(other, rank, size), other, bits);
         second->wait();
         first->wait();
-        require_same(part_of(other, rank, size), out, who(comm) + ": quantised sum in place");
+        require_same(part_of(other, rank, size), out.cpu(), who(comm) + ": quantised sum in place");
         if (numel == 0) continue;
         const auto rounding = dtype == at::kFloat ? 1e-3 : 256.0 * size / 128;
         const auto error = (out.to(at::kFloat) - exact).abs().max().item<double>();

@@ -134,9 +134,14 @@ const TorchBuffers::Entry& TorchBuffers::find(int buffer) const {
 }
 
 at::Tensor TorchBuffers::tensor(const step::View& view) const {
+  const auto& entry = find(view.buffer);
+  entry.written.wait();
+  return tensor_of(entry, view);
+}
+
+at::Tensor TorchBuffers::tensor_of(const Entry& entry, const step::View& view) const {
   const auto type = scalar_type(view.dtype);
   const auto begin = view.begin * width(view.dtype), bytes = view.bytes();
-  const auto& entry = find(view.buffer);
   if (entry.adopted) return entry.memory.view({-1}).narrow(0, view.begin, view.numel);
   if (entry.io)
     return at::from_blob(static_cast<char*>(entry.io->data()) + begin, {view.numel}, at::TensorOptions().dtype(type));
@@ -152,6 +157,7 @@ at::Tensor TorchBuffers::shaped(const step::View& view) const {
 
 Stretch TorchBuffers::stretch(const step::View& view) const {
   const auto& entry = find(view.buffer);
+  entry.written.wait();
   if (entry.symmetric || (entry.adopted && !entry.memory.is_contiguous())) return Stretch(tensor(view));
   auto* const base = entry.io ? entry.io->data() : const_cast<void*>(entry.memory.const_data_ptr());
   return {static_cast<char*>(base) + view.begin * width(view.dtype), view.numel, kernels_dtype(view.dtype),
@@ -167,5 +173,7 @@ int TorchBuffers::block_at(const void* data) const {
 void TorchBuffers::mark_read(int buffer) { const_cast<Entry&>(find(buffer)).read.set(setup_.device); }
 
 void TorchBuffers::wait_read(int buffer) const { find(buffer).read.wait(); }
+
+void TorchBuffers::mark_written(int buffer) { const_cast<Entry&>(find(buffer)).written.set(setup_.device); }
 
 }  // namespace zero::engine

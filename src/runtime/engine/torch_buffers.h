@@ -46,7 +46,8 @@ class TorchBuffers final : public step::BufferOps {
   // Releases all buffers, files and groups. Only free() may follow.
   void close();
 
-  // Flat, of the view's dtype; shares memory with the buffer.
+  // Flat, of the view's dtype; shares memory with the buffer. This and the next three first block the host until copies
+  // to the buffer are complete (mark_written).
   at::Tensor tensor(const step::View& view) const;
   // With its original shape if adopted, else flat.
   at::Tensor shaped(const step::View& view) const;
@@ -63,6 +64,10 @@ class TorchBuffers final : public step::BufferOps {
   void mark_read(int buffer);
   // Blocks the host until such copies are complete and the buffer may be written.
   void wait_read(int buffer) const;
+  // Marks that a copy from the device to this pinned buffer is on the current stream.
+  void mark_written(int buffer);
+  // tensor() without the wait, for such copies.
+  at::Tensor target(const step::View& view) const { return tensor_of(find(view.buffer), view); }
 
  private:
   struct Entry {
@@ -74,8 +79,9 @@ class TorchBuffers final : public step::BufferOps {
     mutable std::optional<storage::IoBuffer> io;  // created after the file
     std::int64_t io_bytes = 0;
     mutable std::optional<FileRegion> region;
-    gpu::Mark read;
+    gpu::Mark read, written;
   };
+  at::Tensor tensor_of(const Entry& entry, const step::View& view) const;
   comm::Group& group(int axis) const { return *setup_.axes[static_cast<std::size_t>(axis)]; }
   comm::Group& peer_readable() const;
   const Entry& find(int buffer) const;

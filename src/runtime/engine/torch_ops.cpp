@@ -50,9 +50,41 @@ void TorchTensorOps::copy_by_file(step::View to, step::View from) {
   }
 }
 
+// On its own stream, beside the rest of backward. The source must neither be freed nor overwritten before it was read:
+// it is kept, and the compute stream waits for the oldest copies if too much is kept.
+void TorchTensorOps::send_to_host(step::View to, step::View from) {
+  constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
+  const torch_hooks::AllocationObserver::Pause pause;
+  const auto source = buffers_.tensor(from);
+  buffers_.wait_read(to.buffer);
+  {
+    const gpu::SideStream::Scope scope(lanes_.offload);
+    buffers_.target(to).copy_(source, /*non_blocking=*/true);
+    buffers_.mark_written(to.buffer);
+    sent_.push_back({{}, source});
+    sent_.back().mark.set(source.device());
+  }
+  sent_bytes_ += static_cast<std::int64_t>(source.nbytes());
+  while (!sent_.empty() && (sent_bytes_ > kMostBytes || sent_.front().mark.reached())) {
+    sent_.front().mark.hold();
+    sent_bytes_ -= static_cast<std::int64_t>(sent_.front().source.nbytes());
+    sent_.pop_front();
+  }
+}
+
+// Lets later work on the current stream overwrite what was sent.
+void TorchTensorOps::hold_sent() {
+  if (sent_.empty()) return;
+  sent_.back().mark.hold();
+  sent_.clear();
+  sent_bytes_ = 0;
+}
+
 void TorchTensorOps::copy(step::View to, step::View from, step::Lane lane) {
   if (to.numel == 0) return;
   if (buffers_.is_file(to.buffer) || buffers_.is_file(from.buffer)) return copy_by_file(to, from);
+  if (lane == step::Lane::Offload && buffers_.is_pinned(to.buffer) && !buffers_.stretch(from).device.is_cpu())
+    return send_to_host(to, from);
   const auto target = buffers_.stretch(to), source = buffers_.stretch(from);
   if (target.device.is_cpu() && !lanes_.unshard.device().is_cpu()) buffers_.wait_read(to.buffer);
   if (target.device == source.device) return convert(target, source);
@@ -102,6 +134,7 @@ void TorchTensorOps::dequantize(step::View to, step::View from, int bits) {
 // --- norms ------------------------------------------------------------------------------------
 
 void TorchTensorOps::begin_squares(int group) {
+  hold_sent();  // the group's gradients are written next
   for (const auto& [slot, square] : squares_[group])
     if (square.on_device >= 0) device_sums_->cancel(square.on_device);
   squares_[group].clear();

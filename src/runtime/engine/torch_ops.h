@@ -1,5 +1,6 @@
 // Element-wise operations and transfers of the step program, by the host's or the GPU's kernels.
 #pragma once
+#include <deque>
 #include <map>
 #include <memory>
 #include <vector>
@@ -10,8 +11,11 @@ namespace zero::engine {
 
 // The device streams for the step program's lanes.
 struct Lanes {
-  explicit Lanes(at::Device device) : unshard(device, /*high_priority=*/true), reduce(device, /*high_priority=*/true) {}
-  gpu::SideStream unshard, reduce;
+  explicit Lanes(at::Device device)
+      : unshard(device, /*high_priority=*/true),
+        reduce(device, /*high_priority=*/true),
+        offload(device, /*high_priority=*/false) {}
+  gpu::SideStream unshard, reduce, offload;
 };
 
 class TorchTensorOps final : public step::TensorOps {
@@ -39,6 +43,8 @@ class TorchTensorOps final : public step::TensorOps {
 
  private:
   void copy_by_file(step::View to, step::View from);
+  void send_to_host(step::View to, step::View from);
+  void hold_sent();
 
   struct Square {
     double sum = 0;
@@ -50,6 +56,13 @@ class TorchTensorOps final : public step::TensorOps {
   std::unique_ptr<DeviceSums> device_sums_;
   std::vector<int> first_sum_;  // in device_sums_, by group
   bool fetched_ = false;
+  // Device memory that the offload stream is reading, oldest first.
+  struct Sent {
+    gpu::Mark mark;
+    at::Tensor source;
+  };
+  std::deque<Sent> sent_;
+  std::int64_t sent_bytes_ = 0;
 };
 
 }  // namespace zero::engine
