@@ -23,6 +23,14 @@ struct Context {
   }
 };
 
+// `values` are elements of a group's flat vector from `begin` on: zeroes those that belong to no parameter.
+inline void zero_gaps(const Context& c, const sharding::ShardLayout& layout, std::int64_t begin, const View& values) {
+  for (const auto& gap : layout.gaps()) {
+    const auto from = std::max(gap.begin, begin), to = std::min(gap.begin + gap.numel, begin + values.numel);
+    if (from < to) c.backend.tensors.fill(values.part(from - begin, to - from), 0);
+  }
+}
+
 // A pending operation of one or several Works. The observer sees it until it has been waited for.
 class Pending {
  public:

@@ -169,14 +169,6 @@ View GradStorage::own_part(const View& flat) const {
   return flat.numel == facts_.shard() ? flat : flat.part(shard_begin(), facts_.shard());
 }
 
-void GradStorage::zero_gaps_of_shard(const View& shard) const {
-  for (const auto& gap : facts_.layout.gaps()) {
-    const auto begin = std::max(gap.begin, shard_begin()),
-               end = std::min(gap.begin + gap.numel, shard_begin() + facts_.shard());
-    if (begin < end) c_.backend.tensors.fill(shard.part(begin - shard_begin(), end - begin), 0);
-  }
-}
-
 void GradStorage::keep_reduced(View& reduced) {
   if (!reduced) return;
   if (first_)
@@ -210,7 +202,7 @@ class FlatGrads final : public GradStorage {
   View input() {
     if (!input_) {
       input_ = c_.memory.take(Memory::kReduce, facts_.padded(), precision().reduce);
-      for (const auto& gap : facts_.layout.gaps()) c_.backend.tensors.fill(input_.part(gap.begin, gap.numel), 0);
+      zero_gaps(c_, facts_.layout, 0, input_);
     }
     return input_;
   }
@@ -365,7 +357,7 @@ class PeerReadGrads final : public HeldGrads {
     auto request = all_held();
     if (!sums_straight()) {
       output_ = c_.memory.take(Memory::kReduce, facts_.shard(), precision().reduce);
-      zero_gaps_of_shard(output_);  // the pieces do not cover them
+      zero_gaps(c_, facts_.layout, shard_begin(), output_);  // the pieces do not cover them
     }
     request.out = output_ ? output_ : kept_;
     request.square = squared_ = boundary_ && sums_straight();
@@ -528,7 +520,7 @@ class AutogradGrads final : public HeldGrads {
 
   // Frees the device memory.
   void copy_to_host() override {
-    zero_gaps_of_shard(copied_);
+    zero_gaps(c_, facts_.layout, shard_begin(), copied_);
     for (const auto& piece : facts_.layout.pieces(shard_begin(), facts_.shard())) {
       const auto to = copied_.part(piece.range_begin, piece.numel);
       if (const auto& kept = held(static_cast<int>(piece.parameter)))

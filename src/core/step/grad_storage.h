@@ -89,8 +89,6 @@ class GradStorage {
   // Whether the first sum of a step can be written directly to its final buffer.
   bool sums_straight() const { return first_ && precision().grad == precision().reduce; }
   View own_part(const View& flat) const;
-  // Zeros the padding of this rank's shard.
-  void zero_gaps_of_shard(const View& shard) const;
   // Adds a reduced shard to the stored one, or replaces it.
   void keep_reduced(View& reduced);
 

@@ -116,7 +116,7 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
     target.param = group.pending_params.part(owned, tile.numel);
   } else if (travels) {
     target.param = slot->param.part(0, tile.numel);
-    c_.backend.tensors.fill(target.param, 0);  // updates do not write padding, which must be zero
+    zero_gaps(c_, group.facts.layout, c_.facts.owned_begin(group.facts) + owned, target.param);  // updates skip them
   } else if (!segment.aliases_master) {
     target.param = resting;
   }
