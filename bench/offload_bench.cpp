@@ -1,14 +1,17 @@
-// ZeRO-Offload at world 1: a training step of a GPT whose optimizer is in host memory, compared with the longest of what
-// it must do: forward and backward on the device, copies of gradients and parameters, and the update on the CPU. A step
+// ZeRO-Offload at world 1: a training step of a GPT whose optimizer is in host memory or a file, compared with the
+// longest of what it must do: forward and backward on the device, copies of gradients and parameters, and the update on
+// the CPU. A step
 // without a delayed update computes first and updates then, so only the copies can overlap; a delayed update also
 // overlaps with the next step's computation (ZeRO-Offload, arXiv:2101.06840, sections 4 and 5).
 //
-//   offload_bench [--delayed 0|1] [--stage 2] [--pinned 0|1] and the options of overhead_bench
+//   offload_bench [--tier cpu|nvme] [--path DIR] [--delayed 0|1] [--stage 2] [--pinned 0|1], options of overhead_bench
 #include "measure.h"
 
 int main(int argc, char** argv) {
   const measure::Flags flag(
-      "offload_bench", {{"--steps", "8"}, {"--stage", "2"}, {"--delayed", "0"}, {"--pinned", "0"}}, argc, argv);
+      "offload_bench", {{"--steps", "8"}, {"--stage", "2"}, {"--delayed", "0"}, {"--pinned", "0"}, {"--tier", "cpu"}, {"--path", "/tmp"}},
+      argc, argv);
+  flag.among("--tier", {"cpu", "nvme"});
   const auto steps = flag.number("--steps"), per_turn = flag.number("--turn");
   const bool delayed = flag.number("--delayed") != 0;
   const auto comm = zero::Communicator::local();
@@ -49,7 +52,8 @@ int main(int argc, char** argv) {
   net->to(device);
   zero::Engine engine(net,
                       flag.options(R"("stage": )" + flag.text("--stage") +
-                                       R"(, "offload_optimizer": {"device": "cpu", "pin_memory": )" +
+                                       R"(, "offload_optimizer": {"device": ")" + flag.text("--tier") + R"(", "nvme_path": ")" +
+                                       flag.text("--path") + R"(", "pin_memory": )" +
                                        (flag.number("--pinned") != 0 ? "true" : "false") +
                                        R"(}, "delayed_update": {"enabled": )" + (delayed ? "true}" : "false}"),
                                    R"(, "wall_clock_breakdown": true)"),

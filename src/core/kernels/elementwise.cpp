@@ -20,8 +20,6 @@
 namespace zero::kernels {
 namespace {
 
-// Below this size a parallel region costs more than it saves.
-constexpr std::int64_t kParallelNumel = std::int64_t{1} << 20;
 // Ranges are divided at multiples of this many elements: whole cache lines and vectors for every dtype.
 constexpr std::int64_t kGrain = 1024;
 
@@ -69,9 +67,10 @@ void run_team(int threads, const Member& member) {
 
 const char* dtype_name(Dtype dtype) { return dtype == Dtype::F32 ? "fp32" : dtype == Dtype::BF16 ? "bf16" : "fp16"; }
 
-void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, std::int64_t)>& range) {
+void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, std::int64_t)>& range,
+                     std::int64_t most_alone) {
   if (numel <= 0) return;
-  const int threads = numel > kParallelNumel && !omp_in_parallel() ? omp_get_max_threads() : 1;
+  const int threads = numel > most_alone && !omp_in_parallel() ? omp_get_max_threads() : 1;
   if (threads == 1) return range(0, numel);
   run_team(threads, [&](std::int64_t me, std::int64_t team) {
     const std::int64_t grains = (numel + kGrain - 1) / kGrain;
@@ -92,12 +91,15 @@ void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_par
 void copy(void* to, const void* from, std::int64_t bytes, Stores stores) {
   check_range("copy", to, from, bytes);
   if (to == from) return;
-  parallel_ranges(bytes, [&](std::int64_t begin, std::int64_t end) {
-    auto* const target = static_cast<char*>(to) + begin;
-    const auto* const source = static_cast<const char*>(from) + begin;
-    if (stores == Stores::Streaming) return simd::copy_streaming(target, source, end - begin);
-    std::memcpy(target, source, static_cast<std::size_t>(end - begin));
-  });
+  parallel_ranges(
+      bytes,
+      [&](std::int64_t begin, std::int64_t end) {
+        auto* const target = static_cast<char*>(to) + begin;
+        const auto* const source = static_cast<const char*>(from) + begin;
+        if (stores == Stores::Streaming) return simd::copy_streaming(target, source, end - begin);
+        std::memcpy(target, source, static_cast<std::size_t>(end - begin));
+      },
+      /*most_alone=*/std::int64_t{1} << 20);
 }
 
 void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {

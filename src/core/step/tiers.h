@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "kernels/elementwise.h"
+
 namespace zero::step {
 
 inline constexpr std::int64_t kMasterWidth = 4;  // bytes per element: masters and optimizer states are fp32
@@ -37,6 +39,7 @@ constexpr int shards_fetched_ahead(std::optional<std::int64_t> buffer_count) {
 // the disk and for all cores; whole blocks of a file in the narrowest dtype.
 constexpr std::int64_t tile_numel(std::int64_t limit) {
   constexpr std::int64_t kMost = std::int64_t{1} << 20, kLeast = std::int64_t{1} << 13;
+  static_assert(kMost >= 4 * kernels::kParallelNumel, "all threads update a tile");
   return std::max(std::min(limit, kMost) / kLeast * kLeast, kLeast);
 }
 
