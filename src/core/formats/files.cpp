@@ -11,12 +11,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <new>
 #include <set>
 #include <system_error>
+#include <thread>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -424,9 +426,65 @@ void Folder::sync() const {
   if (const int r = fs_->fsync(fd_); r < 0) fail_io(path_, "fsync of the directory", -r);
 }
 
+namespace {
+
+// The file system frees a file's blocks when its last name and descriptor are gone: 80 ms for 0.5 GB on ext4, in which
+// a training step would wait. A thread closes the last descriptor of a large file.
+class Freeing {
+ public:
+  static Freeing& instance() {
+    static auto* const freeing = new Freeing;  // never destroyed: threads may use it to the end of the process
+    return *freeing;
+  }
+
+  // A descriptor of the file, if it is large; -1: none.
+  static int hold(int folder, const char* name) {
+    constexpr off_t kLarge = 16 << 20;
+    struct stat info {};
+    if (::fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(info.st_mode) || info.st_size < kLarge)
+      return -1;
+    return ::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  }
+
+  void close(int fd) {
+    if (fd < 0) return;
+    const auto finish = [this, fd] {
+      ::close(fd);
+      const std::lock_guard lock(mutex_);
+      --open_;
+      changed_.notify_all();
+    };
+    {
+      const std::lock_guard lock(mutex_);
+      ++open_;
+    }
+    try {
+      std::thread(finish).detach();
+    } catch (const std::exception&) {  // no thread to be had
+      finish();
+    }
+  }
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return open_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int open_ = 0;
+};
+
+}  // namespace
+
+void wait_until_freed() { Freeing::instance().wait(); }
+
 std::string Folder::remove_all(const std::string& name) const noexcept {
   try {
+    const int held = Freeing::hold(fd_, name.c_str());
     int r = fs_->remove_at(fd_, name.c_str());
+    Freeing::instance().close(held);
     if (r >= 0 || r == -ENOENT) return "";
     if (r != -EISDIR && r != -EPERM) return path_of(name) + ": " + std::generic_category().message(-r);
     std::string first;

@@ -172,7 +172,8 @@ class Folder {
   bool link(const Folder& from, const std::string& name) const;
   void remove(const std::string& name) const;  // a file
   void sync() const;
-  // Removes name and everything in it; errors are returned as text, "" when all is gone.
+  // Removes name and everything in it; errors are returned as text, "" when all is gone. The space of large files is
+  // free after wait_until_freed().
   std::string remove_all(const std::string& name) const noexcept;
 
  private:
@@ -181,6 +182,9 @@ class Folder {
   int fd_;
   std::string path_;
 };
+
+// Blocks until the file system has freed the space of all files that this process removed by Folder::remove_all().
+void wait_until_freed();
 
 // Rule 13: the file behind `name` is still the one that was opened, with the size and time it had.
 void check_not_replaced(const Folder& folder, const std::string& name, const File& file, const FileInfo& before);

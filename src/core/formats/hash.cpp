@@ -2,6 +2,9 @@
 
 #include <sys/random.h>
 #include <xxhash.h>
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>  // AVX2 or AVX-512 where the CPU has it, with the same hashes
+#endif
 
 #include <algorithm>
 #include <cerrno>

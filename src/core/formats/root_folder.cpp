@@ -104,6 +104,7 @@ Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag, bool 
     : root_(Folder::make(fs, root)), tag_(tag), weights_only_(weights_only) {
   lock_.emplace(lock_root(root_, "[save_checkpoint] "));
   remove_leftovers();
+  wait_until_freed();  // the save may need the space
   id_ = random_id();
   if (const auto info = root_.info_of(tag_)) {
     // A replaced folder is deleted, so it must be a checkpoint.
