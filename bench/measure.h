@@ -83,8 +83,8 @@ class Flags {
   // Of an engine with AdamW; `zero` has the keys of zero_optimization, `more` further keys with leading commas.
   zero::Options options(const std::string& zero, const std::string& more = "") const {
     return zero::Options::from_json(
-        R"({"train_micro_batch_size_per_gpu": )" + text("--batch") + R"(, "gradient_clipping": )" +
-        text("--clipping") + R"(, "bf16": {"enabled": )" + (bf16() ? "true" : "false") +
+        R"({"train_micro_batch_size_per_gpu": )" + text("--batch") + R"(, "gradient_clipping": )" + text("--clipping") +
+        R"(, "bf16": {"enabled": )" + (bf16() ? "true" : "false") +
         R"(}, "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.01}}, "zero_optimization": {)" +
         zero + "}" + more + "}");
   }

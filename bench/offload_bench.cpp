@@ -8,9 +8,14 @@
 #include "measure.h"
 
 int main(int argc, char** argv) {
-  const measure::Flags flag(
-      "offload_bench", {{"--steps", "8"}, {"--stage", "2"}, {"--delayed", "0"}, {"--pinned", "0"}, {"--tier", "cpu"}, {"--path", "/tmp"}},
-      argc, argv);
+  const measure::Flags flag("offload_bench",
+                            {{"--steps", "8"},
+                             {"--stage", "2"},
+                             {"--delayed", "0"},
+                             {"--pinned", "0"},
+                             {"--tier", "cpu"},
+                             {"--path", "/tmp"}},
+                            argc, argv);
   flag.among("--tier", {"cpu", "nvme"});
   const auto steps = flag.number("--steps"), per_turn = flag.number("--turn");
   const bool delayed = flag.number("--delayed") != 0;
@@ -51,10 +56,9 @@ int main(int argc, char** argv) {
   models::Gpt net(shape);
   net->to(device);
   zero::Engine engine(net,
-                      flag.options(R"("stage": )" + flag.text("--stage") +
-                                       R"(, "offload_optimizer": {"device": ")" + flag.text("--tier") + R"(", "nvme_path": ")" +
-                                       flag.text("--path") + R"(", "pin_memory": )" +
-                                       (flag.number("--pinned") != 0 ? "true" : "false") +
+                      flag.options(R"("stage": )" + flag.text("--stage") + R"(, "offload_optimizer": {"device": ")" +
+                                       flag.text("--tier") + R"(", "nvme_path": ")" + flag.text("--path") +
+                                       R"(", "pin_memory": )" + (flag.number("--pinned") != 0 ? "true" : "false") +
                                        R"(}, "delayed_update": {"enabled": )" + (delayed ? "true}" : "false}"),
                                    R"(, "wall_clock_breakdown": true)"),
                       comm);

@@ -122,9 +122,9 @@ int main(int argc, char** argv) {
         "\"ratios\": %s, \"ratio_of_processor_medians\": %.4f, \"processor_ms\": [%.3f, %.3f], "
         "\"largest_difference_of_losses\": %.9g, \"first_difference_of_losses\": %.9g}\n",
         flag.text("--device").c_str(), flag.text("--recipe").c_str(), flag.number("--stage"),
-        static_cast<long long>(shape.num_parameters()), ours.size(), per_turn, flag.number("--threads"), engine_ms, plain_ms,
-        engine_ms / plain_ms, median(ratios), measure::list_of(ratios).c_str(), processor_ratio, median(our_processor),
-        median(their_processor), difference, first_difference);
+        static_cast<long long>(shape.num_parameters()), ours.size(), per_turn, flag.number("--threads"), engine_ms,
+        plain_ms, engine_ms / plain_ms, median(ratios), measure::list_of(ratios).c_str(), processor_ratio,
+        median(our_processor), median(their_processor), difference, first_difference);
   } else {
     std::printf("%s, %s, stage %lld, world 1, %zu turns of %lld steps, %lld threads\n", flag.text("--device").c_str(),
                 flag.text("--recipe").c_str(), flag.number("--stage"), ours.size(), per_turn, flag.number("--threads"));

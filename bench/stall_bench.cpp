@@ -19,9 +19,7 @@
 
 namespace {
 
-double now_s() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Switches of this thread to another although it could go on.
 double switches() {
@@ -150,19 +148,20 @@ int main(int argc, char** argv) {
   beside(true, both, both_switched);
   std::filesystem::remove_all(folder);
   const char* const format =
-      flag.json ? "{\"schema\": \"zero.bench.stall/1\", \"bytes\": %zu, \"rounds\": %lld, \"save_ms\": %.2f, \"call_ms\": "
-                  "%.2f, \"forward_ms\": %.2f, \"update_ms\": %.2f, \"stall_ms\": %.2f, \"stalls_ms\": %s, \"switches\": "
-                  "%.0f, \"writes_alone\": {\"forward_ms\": %.2f, \"switches\": %.0f}, \"writes_and_busy_thread\": "
-                  "{\"forward_ms\": %.2f, \"switches\": %.0f}}\n"
-                : "%zu bytes, medians of %lld rounds, ms\n"
-                  "save, waited for            %8.2f\n"
-                  "in the background: call     %8.2f\n"
-                  "  forward and backward    + %8.2f\n"
-                  "  update and commit       + %8.2f\n"
-                  "  all steps               + %8.2f   %s\n"
-                  "  switches                + %8.0f\n"
-                  "direct writes alone:      + %8.2f, switches %.0f\n"
-                  "and a busy thread:        + %8.2f, switches %.0f\n";
+      flag.json
+          ? "{\"schema\": \"zero.bench.stall/1\", \"bytes\": %zu, \"rounds\": %lld, \"save_ms\": %.2f, \"call_ms\": "
+            "%.2f, \"forward_ms\": %.2f, \"update_ms\": %.2f, \"stall_ms\": %.2f, \"stalls_ms\": %s, \"switches\": "
+            "%.0f, \"writes_alone\": {\"forward_ms\": %.2f, \"switches\": %.0f}, \"writes_and_busy_thread\": "
+            "{\"forward_ms\": %.2f, \"switches\": %.0f}}\n"
+          : "%zu bytes, medians of %lld rounds, ms\n"
+            "save, waited for            %8.2f\n"
+            "in the background: call     %8.2f\n"
+            "  forward and backward    + %8.2f\n"
+            "  update and commit       + %8.2f\n"
+            "  all steps               + %8.2f   %s\n"
+            "  switches                + %8.0f\n"
+            "direct writes alone:      + %8.2f, switches %.0f\n"
+            "and a busy thread:        + %8.2f, switches %.0f\n";
   std::printf(format, bytes, rounds, save.median(), call.median(), forward.median(), update.median(), stall.median(),
               measure::list_of(stall.values).c_str(), switched.median(), writes.median(), writes_switched.median(),
               both.median(), both_switched.median());

@@ -69,7 +69,8 @@ std::vector<std::int64_t> gpt2_numels() {
   constexpr std::int64_t kHidden = 768;
   std::vector<std::int64_t> numels{50257 * kHidden, 1024 * kHidden, kHidden, kHidden};
   for (int layer = 0; layer < 12; ++layer)
-    for (const std::int64_t numel : std::initializer_list<std::int64_t>{1, 1, 3 * kHidden, 3, kHidden, 1, 1, 1, 4 * kHidden, 4, 4 * kHidden, 1})
+    for (const std::int64_t numel :
+         std::initializer_list<std::int64_t>{1, 1, 3 * kHidden, 3, kHidden, 1, 1, 1, 4 * kHidden, 4, 4 * kHidden, 1})
       numels.push_back(numel * kHidden);
   return numels;
 }

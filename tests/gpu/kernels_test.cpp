@@ -87,9 +87,9 @@ class OnDevice : public Kernels {
       num_pieces += cuda::square_pieces(numel);
     }
     auto pieces = at::empty({num_pieces + 1}, options);
-    cuda::check(kernels().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()),
-                                          pieces.mutable_data_ptr<double>()),
-                "sums_of_squares");
+    cuda::check(
+        kernels().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()), pieces.mutable_data_ptr<double>()),
+        "sums_of_squares");
     const auto host = results.cpu();
     return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
   }

@@ -250,7 +250,8 @@ TEST(SharedGpu, EveryTierHasTheSameBits) {
             "");
 }
 
-// libtorch on a CPU adds the products of a matrix in another order than cuBLAS, so a step differs in fp32's last places.
+// libtorch on a CPU adds the products of a matrix in another order than cuBLAS, so a step differs in fp32's last
+// places.
 TEST(SharedGpu, TwoRanksStayNearTheCpusRanks) {
   ZERO_NEEDS_A_GPU_TO_SHARE();
   const auto run = fresh_run_id();
@@ -268,8 +269,8 @@ TEST(SharedGpu, TwoRanksStayNearTheCpusRanks) {
                                      setup.device = at::kCPU;
                                      const auto here = train_rank(setup, comm);
                                      const auto far = distance(there.masters, here.masters, 0.1);
-                                     require(far < 1e-3, std::string(problem) + ": parameters differ by " +
-                                                             std::to_string(far));
+                                     require(far < 1e-3,
+                                             std::string(problem) + ": parameters differ by " + std::to_string(far));
                                    }
                                  })),
             "");

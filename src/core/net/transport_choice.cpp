@@ -38,12 +38,13 @@ TransportChoice choose_transport(const ProcessInfo& identity, const Environment&
   }
   const auto share = environment("ZERO_SHARE_GPU").value_or("0");
   if (share != "0" && share != "1")
-    throw ConfigError(base::join("[Communicator::from_env] got ZERO_SHARE_GPU='", share, "', expected 0 or 1",
-                                 place_of(identity)));
+    throw ConfigError(
+        base::join("[Communicator::from_env] got ZERO_SHARE_GPU='", share, "', expected 0 or 1", place_of(identity)));
   if (share == "1" && asked == "nccl")
-    throw ConfigError(base::join("[Communicator::from_env] got ZERO_SHARE_GPU=1 and ZERO_TRANSPORT=nccl, expected one of "
-                                 "them: NCCL needs a GPU for every rank",
-                                 place_of(identity), ". Hint: leave ZERO_TRANSPORT out"));
+    throw ConfigError(
+        base::join("[Communicator::from_env] got ZERO_SHARE_GPU=1 and ZERO_TRANSPORT=nccl, expected one of "
+                   "them: NCCL needs a GPU for every rank",
+                   place_of(identity), ". Hint: leave ZERO_TRANSPORT out"));
   if (identity.size == 1) return {"local"};
   if (asked == "shm" && !identity.one_host())
     throw ConfigError(base::join("[Communicator::from_env] got ZERO_TRANSPORT=shm for ", identity.size,

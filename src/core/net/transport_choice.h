@@ -10,7 +10,7 @@
 namespace zero::net {
 
 struct TransportChoice {
-  std::string name;    // "local", "shm", "gloo", "nccl"
+  std::string name;     // "local", "shm", "gloo", "nccl"
   bool asked = false;   // selected by ZERO_TRANSPORT; no fallback
   bool staged = false;  // moves copies in host memory, so that ranks can share a GPU
 };

@@ -17,13 +17,15 @@ std::string why_no_gpu(const Communicator& comm) {
   if (plugin.interface == nullptr) return plugin.reason;
   const int gpus = cuda::num_gpus();
   if (comm::group_of(comm)->gpu_index(gpus) < 0)
-    return base::join(gpus, " GPUs for ", comm.local_size(), " ranks on this host (ZERO_SHARE_GPU=1 lets ranks share one)");
+    return base::join(gpus, " GPUs for ", comm.local_size(),
+                      " ranks on this host (ZERO_SHARE_GPU=1 lets ranks share one)");
   return "";
 }
 
 c10::Device default_device(const Communicator& comm) {
   if (!why_no_gpu(comm).empty()) return c10::kCPU;
-  const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(comm::group_of(comm)->gpu_index(cuda::num_gpus())));
+  const c10::Device device(c10::kCUDA,
+                           static_cast<c10::DeviceIndex>(comm::group_of(comm)->gpu_index(cuda::num_gpus())));
   c10::impl::VirtualGuardImpl(c10::kCUDA).setDevice(device);
   return device;
 }

@@ -55,9 +55,8 @@ optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device) {
   if (kernels == nullptr) return nullptr;
   return [device, kernels](const kernels::UpdateConstants& constants, float factor,
                            std::span<const kernels::SizedRange> ranges) {
-    cuda::check(
-        kernels->update(place_on(device), &constants, factor, ranges.data(), static_cast<int>(ranges.size())),
-        "update");
+    cuda::check(kernels->update(place_on(device), &constants, factor, ranges.data(), static_cast<int>(ranges.size())),
+                "update");
   };
 }
 

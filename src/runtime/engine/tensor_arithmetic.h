@@ -51,8 +51,8 @@ void scale(const Stretch& data, float factor);
 // The function that ShardedOptimizer calls for spans on this device; null if it handles them itself.
 optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device);
 
-// Sums of squares that GPU kernels leave in device memory. One launch computes those of many vectors, and the host reads
-// all of them with one wait per norm.
+// Sums of squares that GPU kernels leave in device memory. One launch computes those of many vectors, and the host
+// reads all of them with one wait per norm.
 class DeviceSums {
  public:
   // Room for `count` sums.

@@ -100,9 +100,9 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
       const auto& grad = bound.gradients.kept(piece.parameter);
       // A missing gradient counts as zero: moments decay and weight decay applies, under every sharding policy.
       if (!grad.defined())
-        zeros.push_back(at::zeros(
-            {piece.numel},
-            at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device)));
+        zeros.push_back(
+            at::zeros({piece.numel},
+                      at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device)));
       update(begin + piece.range_begin, piece.numel, runs(group).group_of(piece.parameter, bound.gradients),
              missed_steps(group)[piece.parameter],
              grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width

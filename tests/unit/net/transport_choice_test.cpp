@@ -64,6 +64,29 @@ TEST(TransportChoice, Asked) {
   EXPECT_EQ(net::choose_transport(ranks(4, 2), asking("gloo"), no_gpus).name, "gloo");
 }
 
+// Ranks share GPUs only if asked to; NCCL cannot.
+TEST(TransportChoice, SharingAGpu) {
+  const auto share = [](const std::string& value) { return variables({{"ZERO_SHARE_GPU", value}}); };
+  const auto of = [](const net::ProcessInfo& identity, const net::Environment& environment, int gpus) {
+    return net::choose_transport(identity, environment, [gpus] { return gpus; });
+  };
+  EXPECT_FALSE(of(ranks(4, 4), share("0"), 4).staged);
+  for (const int gpus : {0, 1, 4}) {
+    EXPECT_TRUE(of(ranks(4, 4), share("1"), gpus).staged);
+    EXPECT_EQ(of(ranks(4, 4), share("1"), gpus).name, "shm");
+    EXPECT_EQ(of(ranks(8, 4), share("1"), gpus).name, "shm+gloo");
+  }
+  EXPECT_FALSE(of(ranks(1, 1), share("1"), 1).staged) << "one rank has its GPU alone";
+  const auto gloo = of(ranks(2, 2), variables({{"ZERO_SHARE_GPU", "1"}, {"ZERO_TRANSPORT", "gloo"}}), 1);
+  EXPECT_TRUE(gloo.staged);
+  EXPECT_EQ(gloo.name, "gloo");
+  const auto nccl = variables({{"ZERO_SHARE_GPU", "1"}, {"ZERO_TRANSPORT", "nccl"}});
+  EXPECT_NE(error_of([&] { of(ranks(2, 2), nccl, 1); }).find("ZERO_SHARE_GPU=1 and ZERO_TRANSPORT=nccl"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { of(ranks(2, 2), share("yes"), 1); }).find("ZERO_SHARE_GPU='yes', expected 0 or 1"),
+            std::string::npos);
+}
+
 TEST(TransportChoice, UnknownNamesAndTheNearest) {
   for (const int size : {1, 2}) {
     const auto text = error_of([&] { chosen(ranks(size, size), asking("glo"), 0); });

@@ -67,8 +67,8 @@ struct Scale {
 inline constexpr std::int64_t kSquarePiece = 65536;
 inline constexpr int kSquareLanes = 32;
 
-// Sum `lane` of the elements [begin, end), in order. Several loads are issued before the first addition, which waits for
-// memory. The product of two fp32 values is exact in fp64, so fused and separate multiply-adds agree.
+// Sum `lane` of the elements [begin, end), in order. Several loads are issued before the first addition, which waits
+// for memory. The product of two fp32 values is exact in fp64, so fused and separate multiply-adds agree.
 template <Dtype kDtype>
 ZERO_HOST_DEVICE double lane_sum_of_squares(const void* in, std::int64_t begin, std::int64_t end, int lane) {
   constexpr int kLoads = 16;

@@ -29,9 +29,9 @@ struct SquaredVector {
 };
 
 // All functions except the first three enqueue work on the stream and return at once: 0, or an error of the CUDA
-// runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except `parts`, `vectors`,
-// `ranges` and `constants` themselves, which may be freed on return. Results are bit-identical to kernels/elementwise.h and kernels/update_simd.h ([Note: same
-// bits]); NaN stays NaN.
+// runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except `parts`,
+// `vectors`, `ranges` and `constants` themselves, which may be freed on return. Results are bit-identical to
+// kernels/elementwise.h and kernels/update_simd.h ([Note: same bits]); NaN stays NaN.
 struct Interface {
   std::uint32_t version;
   const char* (*error_text)(int status);
@@ -49,8 +49,8 @@ struct Interface {
   int (*sums_of_squares)(Place place, const SquaredVector* vectors, int count, double* pieces);
   // Writes the index, or -1, to *result in device memory.
   int (*first_non_finite)(Place place, const void* in, kernels::Dtype dtype, std::int64_t numel, std::int64_t* result);
-  int (*update)(Place place, const kernels::UpdateConstants* constants, float factor,
-                const kernels::SizedRange* ranges, int count);
+  int (*update)(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
+                int count);
 };
 
 using Entry = const Interface* (*)();

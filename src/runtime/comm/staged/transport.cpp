@@ -1,6 +1,6 @@
 // Ranks that share a GPU: every collective copies its tensors to host memory, which another transport moves, and copies
-// the result back. Slow, but with that transport's bits and every rank's own streams: for trying and testing sharding on
-// one GPU, which NCCL refuses. Host tensors take the same way, so that all of it runs without a GPU too.
+// the result back. Slow, but with that transport's bits and every rank's own streams: for trying and testing sharding
+// on one GPU, which NCCL refuses. Host tensors take the same way, so that all of it runs without a GPU too.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -40,8 +40,7 @@ class StagedWork final : public Work {
 
 class StagedTransport final : public Transport {
  public:
-  explicit StagedTransport(std::unique_ptr<Transport> host)
-      : Transport(host->identity()), host_(std::move(host)) {
+  explicit StagedTransport(std::unique_ptr<Transport> host) : Transport(host->identity()), host_(std::move(host)) {
     timeout_ = host_->timeout();
   }
 
