@@ -1,8 +1,7 @@
 // ZeRO-Offload at world 1: a training step of a GPT whose optimizer is in host memory or a file, compared with the
 // longest of what it must do: forward and backward on the device, copies of gradients and parameters, and the update on
-// the CPU. A step
-// without a delayed update computes first and updates then, so only the copies can overlap; a delayed update also
-// overlaps with the next step's computation (ZeRO-Offload, arXiv:2101.06840, sections 4 and 5).
+// the CPU. A step without a delayed update computes first and updates then, so only the copies can overlap; a delayed
+// update also overlaps with the next step's computation (ZeRO-Offload, arXiv:2101.06840, sections 4 and 5).
 //
 //   offload_bench [--tier cpu|nvme] [--path DIR] [--delayed 0|1] [--stage 2] [--pinned 0|1], options of overhead_bench
 #include "measure.h"

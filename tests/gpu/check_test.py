@@ -15,7 +15,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 FAKE_CUDA = pathlib.Path(sys.argv.pop(1)).resolve() / "fake_cuda"
-TESTS = ["gpu_kernels_test", "gpu_engine_test", "gpu_paths_test", "gpu_streams_test", "nccl_test", "gpu_shared_test"]
+TESTS = ["gpu_kernels_test", "gpu_engine_test", "gpu_paths_test", "gpu_streams_test", "nccl_test", "gpu_shared_test", "gpu_alone_test"]
 PASSES = 'echo "[ RUN      ] A.B"; echo "[       OK ] A.B (1 ms)"'
 
 
@@ -80,14 +80,16 @@ class GpuCheck(unittest.TestCase):
     def test_a_failed_a_crashed_and_a_silent_part_are_named_and_the_rest_goes_on(self):
         self.pack.program("tests/gpu_kernels_test", 'echo "[ RUN      ] A.B"; echo "[  FAILED  ] A.B (1 ms)"; exit 1')
         self.pack.program("tests/gpu_engine_test", 'echo "[ RUN      ] A.C"; kill -SEGV $$')
+        self.pack.program("tests/gpu_paths_test", 'echo "[ RUN      ] A.D"; echo "[  SKIPPED ] A.D (1 ms)"')
         self.pack.program("bin/overhead_bench", "true")
         self.pack.program("tests/gpu_bandwidth", """echo '{"skipped": "no kernels"}'""")
-        ended, _ = self.run_check("--parts", "gpu_kernels_test,gpu_engine_test,step_bf16_0,bandwidth,offload_7b")
+        ended, _ = self.run_check("--parts", "gpu_kernels_test,gpu_engine_test,gpu_paths_test,step_bf16_0,bandwidth,offload_7b")
         self.assertEqual(ended.returncode, 1)
         document = self.document()
-        self.assertEqual(sorted(document["failed"]), ["bandwidth", "gpu_engine_test", "gpu_kernels_test", "step_bf16_0"])
+        self.assertEqual(sorted(document["failed"]), ["bandwidth", "gpu_engine_test", "gpu_kernels_test", "gpu_paths_test", "step_bf16_0"])
         self.assertEqual(document["parts"]["gpu_kernels_test"]["failed"], ["A.B"])
         self.assertEqual(document["parts"]["gpu_engine_test"]["ended_in"], "A.C")
+        self.assertEqual(document["parts"]["gpu_paths_test"]["error"], "no case passed, 1 skipped")
         self.assertIn("no kernels", document["parts"]["bandwidth"]["error"])
         self.assertNotIn("error", document["parts"]["offload_7b"])
 

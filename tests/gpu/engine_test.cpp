@@ -173,14 +173,15 @@ TEST(GpuEngine, ACheckpointGoesFromGpuToCpuAndBack) {
   EXPECT_EQ(second.state_hash(), further);
 }
 
-// Gradients so large that their copies to the host are still under way when backward has ended and memory is reused.
+// Gradients so large that their copies to the host are still under way when memory is reused; in fp32 more of them than
+// the engine keeps for the copies (256 MiB).
 TEST(GpuEngine, OffloadedGradientsLeaveBesideBackwardUnharmed) {
   ZERO_NEEDS_GPU();
   be_deterministic();
   const auto train_wide = [](const std::string& recipe, int accumulation, const std::string& zero) {
     torch::manual_seed(3);
     torch::nn::Sequential module;
-    for (int layer = 0; layer < 12; ++layer) module->push_back(torch::nn::Linear(2048, 2048));
+    for (int layer = 0; layer < 20; ++layer) module->push_back(torch::nn::Linear(2048, 2048));
     module->to(kGpu);
     Training setup = on_gpu("mlp", recipe, 2);
     setup.accumulation = accumulation;

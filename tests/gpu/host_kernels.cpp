@@ -14,7 +14,7 @@ namespace {
 using cuda::Place;
 using kernels::Dtype;
 
-std::atomic<int> calls{0};
+std::atomic<int> sum_calls{0}, update_calls{0};
 
 // As kernels.cu cuts a range: quads where all pointers are aligned for them, and single elements.
 template <class Body>
@@ -62,7 +62,7 @@ int scale(Place, void* data, Dtype dtype, float factor, std::int64_t numel) {
 }
 
 int sums_of_squares(Place, const cuda::SquaredVector* vectors, int count, double* pieces) {
-  ++calls;
+  ++sum_calls;
   for (const auto* vector = vectors; vector != vectors + count; ++vector) {
     const auto num_pieces = cuda::square_pieces(vector->numel);
     for (std::int64_t piece = 0; piece < num_pieces; ++piece) {
@@ -90,7 +90,7 @@ int first_non_finite(Place, const void* in, Dtype dtype, std::int64_t numel, std
 
 int update(Place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
            int count) {
-  ++calls;
+  ++update_calls;
   return cuda::with_rule(*constants, [&](const auto& algorithm) {
     for (const auto* sized = ranges; sized != ranges + count; ++sized) {
       const auto& range = sized->range;
@@ -112,6 +112,6 @@ const cuda::Interface& host_kernels() {
   return kTable;
 }
 
-int host_kernel_calls() { return calls; }
+HostKernelCalls host_kernel_calls() { return {sum_calls, update_calls}; }
 
 }  // namespace zero::test

@@ -6,7 +6,10 @@
 namespace zero::test {
 
 const cuda::Interface& host_kernels();
-// Calls of `update` and of `sum_of_squares` so far: that a test went this way.
-int host_kernel_calls();
+// Calls so far: that a test went this way.
+struct HostKernelCalls {
+  int sums = 0, updates = 0;
+};
+HostKernelCalls host_kernel_calls();
 
 }  // namespace zero::test

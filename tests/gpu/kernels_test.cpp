@@ -154,7 +154,7 @@ TEST(Plugin, WithoutAGpuTheDefaultIsTheCpuForAReason) {
   EXPECT_EQ(device.is_cpu(), cuda::plugin().interface == nullptr);
   run_ranks(2, [](std::shared_ptr<Communicator> ranks) {
     EXPECT_TRUE(default_device(*ranks).is_cpu());
-    EXPECT_EQ(why_no_gpu(*ranks), "transport thread joins the ranks, and only nccl moves GPU memory");
+    EXPECT_EQ(why_no_gpu(*ranks), "transport thread joins the ranks, and it does not move GPU memory");
   });
 }
 

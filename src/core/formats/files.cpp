@@ -429,7 +429,7 @@ void Folder::sync() const {
 namespace {
 
 // The file system frees a file's blocks when its last name and descriptor are gone: 80 ms for 0.5 GB on ext4, in which
-// a training step would wait. A thread closes the last descriptor of a large file.
+// a training step would wait. Threads close the last descriptors of large files.
 class Freeing {
  public:
   static Freeing& instance() {
@@ -438,11 +438,16 @@ class Freeing {
   }
 
   // A descriptor of the file, if it is large; -1: none.
-  static int hold(int folder, const char* name) {
+  int hold(int folder, const char* name) {
     constexpr off_t kLarge = 16 << 20;
+    constexpr int kMost = 8;  // threads and descriptors at once
     struct stat info {};
     if (::fstatat(folder, name, &info, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(info.st_mode) || info.st_size < kLarge)
       return -1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (forked() || open_ >= kMost) return -1;
+    }
     return ::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   }
 
@@ -467,12 +472,16 @@ class Freeing {
 
   void wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return open_ == 0; });
+    changed_.wait(lock, [this] { return open_ == 0 || forked(); });
   }
 
  private:
+  // A child of fork() has the count, but not the threads.
+  bool forked() const { return ::getpid() != process_; }
+
   std::mutex mutex_;
   std::condition_variable changed_;
+  const pid_t process_ = ::getpid();
   int open_ = 0;
 };
 
@@ -482,7 +491,7 @@ void wait_until_freed() { Freeing::instance().wait(); }
 
 std::string Folder::remove_all(const std::string& name) const noexcept {
   try {
-    const int held = Freeing::hold(fd_, name.c_str());
+    const int held = Freeing::instance().hold(fd_, name.c_str());
     int r = fs_->remove_at(fd_, name.c_str());
     Freeing::instance().close(held);
     if (r >= 0 || r == -ENOENT) return "";
@@ -496,6 +505,10 @@ std::string Folder::remove_all(const std::string& name) const noexcept {
     }
     if (!first.empty()) return first;
     r = fs_->remove_folder_at(fd_, name.c_str());
+    if (r == -ENOTEMPTY || r == -EBUSY) {  // a network file system keeps a name of a file that is still open
+      wait_until_freed();
+      r = fs_->remove_folder_at(fd_, name.c_str());
+    }
     return r >= 0 ? "" : path_of(name) + ": " + std::generic_category().message(-r);
   } catch (const std::exception& e) {
     return e.what();

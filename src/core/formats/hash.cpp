@@ -2,7 +2,7 @@
 
 #include <sys/random.h>
 #include <xxhash.h>
-#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#ifdef ZERO_XXHASH_DISPATCH
 #include <xxh_x86dispatch.h>  // AVX2 or AVX-512 where the CPU has it, with the same hashes
 #endif
 

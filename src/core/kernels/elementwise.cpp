@@ -68,9 +68,9 @@ void run_team(int threads, const Member& member) {
 const char* dtype_name(Dtype dtype) { return dtype == Dtype::F32 ? "fp32" : dtype == Dtype::BF16 ? "bf16" : "fp16"; }
 
 void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, std::int64_t)>& range,
-                     std::int64_t most_alone) {
+                     std::int64_t max_serial) {
   if (numel <= 0) return;
-  const int threads = numel > most_alone && !omp_in_parallel() ? omp_get_max_threads() : 1;
+  const int threads = numel > max_serial && !omp_in_parallel() ? omp_get_max_threads() : 1;
   if (threads == 1) return range(0, numel);
   run_team(threads, [&](std::int64_t me, std::int64_t team) {
     const std::int64_t grains = (numel + kGrain - 1) / kGrain;
@@ -99,7 +99,7 @@ void copy(void* to, const void* from, std::int64_t bytes, Stores stores) {
         if (stores == Stores::Streaming) return simd::copy_streaming(target, source, end - begin);
         std::memcpy(target, source, static_cast<std::size_t>(end - begin));
       },
-      /*most_alone=*/std::int64_t{1} << 20);
+      kMostSerialBytes);
 }
 
 void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
@@ -137,7 +137,7 @@ double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, std::i
   };
   const auto pieces = numel == 0 ? 0 : (skipped + numel + simd::kSquarePiece - 1) / simd::kSquarePiece;
   double total = 0;
-  if (numel <= kParallelNumel || omp_in_parallel() || omp_get_max_threads() == 1) {
+  if (numel <= kMostSerialNumel || omp_in_parallel() || omp_get_max_threads() == 1) {
     for (std::int64_t k = 0; k < pieces; ++k) total += piece(k);
     return total;
   }

@@ -53,13 +53,14 @@ double sum_of_squares(const void* in, Dtype in_dtype, std::int64_t numel, std::i
 // Index of the first Inf or NaN, or -1.
 std::int64_t first_non_finite(const void* in, Dtype in_dtype, std::int64_t numel);
 
-// Elements that one thread updates in about the time of waking the others ten times.
-inline constexpr std::int64_t kParallelNumel = std::int64_t{1} << 17;
+// Work up to this size is done by one thread: an update of so many elements (about 70 us), a copy of so many bytes.
+inline constexpr std::int64_t kMostSerialNumel = std::int64_t{1} << 17;
+inline constexpr std::int64_t kMostSerialBytes = std::int64_t{1} << 20;
 
 // Calls range(begin, end) for pieces of [0, numel), divided at multiples of 1024, with OpenMP threads if numel is above
-// most_alone. `range` must not throw.
+// max_serial. `range` must not throw.
 void parallel_ranges(std::int64_t numel, const std::function<void(std::int64_t, std::int64_t)>& range,
-                     std::int64_t most_alone = kParallelNumel);
+                     std::int64_t max_serial = kMostSerialNumel);
 
 // The SIMD target in use ("AVX3" is AVX-512, "SCALAR" the fallback), and the targets that this CPU supports.
 std::string simd_target();

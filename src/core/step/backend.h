@@ -106,8 +106,8 @@ class TensorOps {
  public:
   virtual ~TensorOps() = default;
   // Between any two places, with equal numel; converts dtypes with one rounding. Copies of files block and use a small
-  // buffer of the backend. Lane::Offload to PinnedHost: begun before the next use of `to`, and `from` may be freed at
-  // once and overwritten after the next begin_squares().
+  // buffer of the backend. Lane::Offload to PinnedHost: complete before the next use of `to`; `from` may be freed at
+  // once, and overwritten after the next begin_squares().
   virtual void copy(View to, View from, Lane lane) = 0;
   // to += from, with one rounding from fp32.
   virtual void accumulate(View to, View from) = 0;

@@ -39,7 +39,7 @@ constexpr int shards_fetched_ahead(std::optional<std::int64_t> buffer_count) {
 // the disk and for all cores; whole blocks of a file in the narrowest dtype.
 constexpr std::int64_t tile_numel(std::int64_t limit) {
   constexpr std::int64_t kMost = std::int64_t{1} << 20, kLeast = std::int64_t{1} << 13;
-  static_assert(kMost >= 4 * kernels::kParallelNumel, "all threads update a tile");
+  static_assert(kMost >= 4 * kernels::kMostSerialNumel, "all threads update a tile of the usual size");
   return std::max(std::min(limit, kMost) / kLeast * kLeast, kLeast);
 }
 

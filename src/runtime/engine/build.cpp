@@ -39,7 +39,7 @@ at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::
   if (!device.is_cuda() || comm.size() == 1) return device;
   if (!comm.takes_gpu_memory())
     throw ConfigError(base::join("[Engine] got parameters on ", device.str(), " and transport ", comm.transport(),
-                                 ", expected nccl: the others move host memory. Hint: one GPU a rank and "
+                                 ", expected one that moves GPU memory. Hint: one GPU a rank and "
                                  "ZERO_TRANSPORT=nccl, or ZERO_SHARE_GPU=1, or leave the model on the CPU."));
   const int own = comm.gpu_index(cuda::num_gpus());
   if (device.index() != own)
@@ -120,7 +120,8 @@ Found look_at(Parts& parts) {
   auto& comm = *parts.comm;
   config::require_built(parts.options);
   observe::status_page().set_world_rule(config::world_rule(parts.options));
-  if (settings.transport != "auto" && comm.size() > 1 && comm.transport() != settings.transport)
+  if (settings.transport != "auto" && comm.size() > 1 && comm.transport() != settings.transport &&
+      comm.transport() != "staged " + settings.transport)
     throw ConfigError(base::join("[Engine] libzero.transport: got ", settings.transport,
                                  ", but the ranks are connected by ", comm.transport(), " (rank ", comm.rank(), "/",
                                  comm.size(), "). Hint: set ZERO_TRANSPORT=", settings.transport,

@@ -12,7 +12,7 @@ namespace zero {
 
 std::string why_no_gpu(const Communicator& comm) {
   if (comm.size() > 1 && !comm::group_of(comm)->takes_gpu_memory())
-    return base::join("transport ", comm.transport(), " joins the ranks, and only nccl moves GPU memory");
+    return base::join("transport ", comm.transport(), " joins the ranks, and it does not move GPU memory");
   const auto& plugin = cuda::plugin();
   if (plugin.interface == nullptr) return plugin.reason;
   const int gpus = cuda::num_gpus();

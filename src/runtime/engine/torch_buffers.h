@@ -53,6 +53,7 @@ class TorchBuffers final : public step::BufferOps {
   at::Tensor shaped(const step::View& view) const;
   Stretch stretch(const step::View& view) const;
   void* data(const step::View& view) const { return stretch(view).data; }
+  bool is_adopted(int buffer) const { return find(buffer).adopted; }
   bool is_pinned(int buffer) const { return find(buffer).pinned; }
   bool is_file(int buffer) const { return find(buffer).region.has_value(); }
   FileRegion& region(int buffer) const { return *find(buffer).region; }

@@ -55,25 +55,36 @@ void TorchTensorOps::copy_by_file(step::View to, step::View from) {
 void TorchTensorOps::send_to_host(step::View to, step::View from) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
   const torch_hooks::AllocationObserver::Pause pause;
+  release_copied();
   const auto source = buffers_.tensor(from);
   buffers_.wait_read(to.buffer);
   {
     const gpu::SideStream::Scope scope(lanes_.offload);
     buffers_.target(to).copy_(source, /*non_blocking=*/true);
     buffers_.mark_written(to.buffer);
-    sent_.push_back({{}, source});
+    sent_.push_back({{}, source, 0});
     sent_.back().mark.set(source.device());
   }
-  sent_bytes_ += static_cast<std::int64_t>(source.nbytes());
-  while (!sent_.empty() && (sent_bytes_ > kMostBytes || sent_.front().mark.reached())) {
+  // A persistent buffer is not freed, whatever is kept.
+  sent_.back().bytes = buffers_.is_adopted(from.buffer) ? static_cast<std::int64_t>(source.nbytes()) : 0;
+  sent_bytes_ += sent_.back().bytes;
+  while (sent_bytes_ > kMostBytes) {
     sent_.front().mark.hold();
-    sent_bytes_ -= static_cast<std::int64_t>(sent_.front().source.nbytes());
-    sent_.pop_front();
+    forget_oldest();
   }
 }
 
+void TorchTensorOps::forget_oldest() {
+  sent_bytes_ -= sent_.front().bytes;
+  sent_.pop_front();
+}
+
+void TorchTensorOps::release_copied() {
+  while (!sent_.empty() && sent_.front().mark.reached()) forget_oldest();
+}
+
 // Lets later work on the current stream overwrite what was sent.
-void TorchTensorOps::hold_sent() {
+void TorchTensorOps::order_after_sent_copies() {
   if (sent_.empty()) return;
   sent_.back().mark.hold();
   sent_.clear();
@@ -87,6 +98,7 @@ void TorchTensorOps::copy(step::View to, step::View from, step::Lane lane) {
     return send_to_host(to, from);
   const auto target = buffers_.stretch(to), source = buffers_.stretch(from);
   if (target.device.is_cpu() && !lanes_.unshard.device().is_cpu()) buffers_.wait_read(to.buffer);
+  if (lane == step::Lane::Offload) release_copied();  // the update has waited for them
   if (target.device == source.device) return convert(target, source);
   std::optional<gpu::SideStream::Scope> side;
   if (lane == step::Lane::Unshard) side.emplace(lanes_.unshard);
@@ -134,7 +146,7 @@ void TorchTensorOps::dequantize(step::View to, step::View from, int bits) {
 // --- norms ------------------------------------------------------------------------------------
 
 void TorchTensorOps::begin_squares(int group) {
-  hold_sent();  // the group's gradients are written next
+  order_after_sent_copies();  // the group's gradients are written next
   for (const auto& [slot, square] : squares_[group])
     if (square.on_device >= 0) device_sums_->cancel(square.on_device);
   squares_[group].clear();

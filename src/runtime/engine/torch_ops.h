@@ -44,7 +44,9 @@ class TorchTensorOps final : public step::TensorOps {
  private:
   void copy_by_file(step::View to, step::View from);
   void send_to_host(step::View to, step::View from);
-  void hold_sent();
+  void forget_oldest();
+  void release_copied();
+  void order_after_sent_copies();
 
   struct Square {
     double sum = 0;
@@ -60,6 +62,7 @@ class TorchTensorOps final : public step::TensorOps {
   struct Sent {
     gpu::Mark mark;
     at::Tensor source;
+    std::int64_t bytes;  // that would be free otherwise
   };
   std::deque<Sent> sent_;
   std::int64_t sent_bytes_ = 0;

@@ -93,20 +93,22 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     span.gradient = gradient;
     spans.push_back(span);
   };
-  std::vector<at::Tensor> zeros;
   if (!grads) {  // the members' .grad
     const auto width = step::width(run_.precision.grad);
-    for (const auto& piece : facts.layout.pieces(run_.owned_begin(facts) + begin, numel)) {
+    const auto pieces = facts.layout.pieces(run_.owned_begin(facts) + begin, numel);
+    const auto group_of = [&](const auto& piece) { return runs(group).group_of(piece.parameter, bound.gradients); };
+    // A missing gradient counts as zero: moments decay and weight decay applies, under every sharding policy.
+    std::int64_t longest_missing = 0;
+    for (const auto& piece : pieces)
+      if (!bound.gradients.kept(piece.parameter).defined() && group_of(piece) != UpdateRuns::kFrozen)
+        longest_missing = std::max(longest_missing, piece.numel);
+    const auto zeros = at::zeros(
+        {longest_missing}, at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device));
+    for (const auto& piece : pieces) {
       const auto& grad = bound.gradients.kept(piece.parameter);
-      // A missing gradient counts as zero: moments decay and weight decay applies, under every sharding policy.
-      if (!grad.defined())
-        zeros.push_back(
-            at::zeros({piece.numel},
-                      at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device)));
-      update(begin + piece.range_begin, piece.numel, runs(group).group_of(piece.parameter, bound.gradients),
-             missed_steps(group)[piece.parameter],
+      update(begin + piece.range_begin, piece.numel, group_of(piece), missed_steps(group)[piece.parameter],
              grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width
-                            : zeros.back().const_data_ptr());
+                            : zeros.const_data_ptr());
     }
     return optimizer_.update(spans, factor);
   }

@@ -33,9 +33,12 @@ void gather_parts(std::byte* out, const std::vector<const std::byte*>& parts, st
     }
   };
   if (stores == kernels::Stores::Cached) return copy(0, length);
-  kernels::parallel_ranges(length, [&](std::int64_t begin, std::int64_t end) {
-    for (; begin < end; begin += kPieceBytes) copy(begin, std::min(end, begin + kPieceBytes));
-  });
+  kernels::parallel_ranges(
+      length,
+      [&](std::int64_t begin, std::int64_t end) {
+        for (; begin < end; begin += kPieceBytes) copy(begin, std::min(end, begin + kPieceBytes));
+      },
+      kernels::kMostSerialBytes);
 }
 
 }  // namespace zero::comm::shm

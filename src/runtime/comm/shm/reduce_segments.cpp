@@ -57,9 +57,10 @@ void copy_other_parts(const PeerReduce& sum, const Places& places, int rank) {
     for_each_in(sum.vector, begin, begin + sum.shard_numel, [&](std::size_t i, std::int64_t first, std::int64_t numel) {
       auto* const to = static_cast<std::byte*>(sum.vector[i].data.data_ptr()) + first * element;
       const auto* const from = places[r][i] + first * element;
-      kernels::parallel_ranges(numel * element, [=](std::int64_t a, std::int64_t b) {
-        std::memcpy(to + a, from + a, static_cast<std::size_t>(b - a));
-      });
+      kernels::parallel_ranges(
+          numel * element,
+          [=](std::int64_t a, std::int64_t b) { std::memcpy(to + a, from + a, static_cast<std::size_t>(b - a)); },
+          kernels::kMostSerialBytes);
     });
   }
 }
