@@ -129,16 +129,16 @@ int main(int argc, char** argv) {
   const double processor_ratio = median(our_processor) / median(their_processor);
   if (flag.json) {
     std::printf(
-        "{\"schema\": \"zero.bench.overhead/2\", \"device\": \"%s\", \"recipe\": \"%s\", \"stage\": %lld, \"world\": "
-        "%d, "
-        "\"parameters_elements\": %lld, \"steps\": %zu, \"steps_per_turn\": %lld, \"threads\": %lld, "
+        "{\"schema\": \"zero.bench.overhead/2\", \"device\": \"%s\", \"recipe\": \"%s\", \"stage\": %lld, "
+        "\"world\": %d, \"parameters_elements\": %lld, \"steps\": %zu, \"steps_per_turn\": %lld, \"threads\": %lld, "
         "\"engine_ms\": %.3f, \"plain_ms\": %.3f, \"ratio_of_medians\": %.4f, \"median_of_ratios\": %.4f, "
         "\"ratios\": %s, \"ratio_of_processor_medians\": %.4f, \"processor_ms\": [%.3f, %.3f], "
         "\"largest_difference_of_losses\": %s, \"first_difference_of_losses\": %s}\n",
         flag.text("--device").c_str(), flag.text("--recipe").c_str(), flag.number("--stage"), world,
         static_cast<long long>(shape.num_parameters()), ours.size(), per_turn, flag.number("--threads"), engine_ms,
         plain_ms, engine_ms / plain_ms, median(ratios), measure::list_of(ratios).c_str(), processor_ratio,
-        median(our_processor), median(their_processor), difference, first_difference);
+        median(our_processor), median(their_processor), difference_text(difference).c_str(),
+        difference_text(first_difference).c_str());
   } else {
     std::printf("%s, %s, stage %lld, world %d, %zu turns of %lld steps, %lld threads\n", flag.text("--device").c_str(),
                 flag.text("--recipe").c_str(), flag.number("--stage"), world, ours.size(), per_turn,

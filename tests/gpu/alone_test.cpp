@@ -1,5 +1,6 @@
-// The plug-in's kernels on a GPU without libtorch: for compute-sanitizer, which would otherwise follow all of libtorch's
-// kernels and allocations. Every argument has an allocation of its own that ends with it, so an access behind it is seen.
+// The plug-in's kernels on a GPU without libtorch: for compute-sanitizer, which would otherwise follow all of
+// libtorch's kernels and allocations. Every argument has an allocation of its own that ends with it, so an access
+// behind it is seen.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -71,7 +72,10 @@ class Copy {
     if (bytes > 0) runtime().check(runtime().copy(data(), host_, bytes, kToDevice), "cudaMemcpy");
   }
   Copy(Copy&& other) noexcept
-      : host_(other.host_), memory_(std::exchange(other.memory_, nullptr)), bytes_(other.bytes_), offset_(other.offset_) {}
+      : host_(other.host_),
+        memory_(std::exchange(other.memory_, nullptr)),
+        bytes_(other.bytes_),
+        offset_(other.offset_) {}
   Copy& operator=(Copy&&) = delete;
   ~Copy() {
     if (memory_ != nullptr) runtime().release(memory_);
@@ -129,7 +133,8 @@ class Alone : public Kernels {
     }
     const std::vector<double> scratch(static_cast<std::size_t>(num_pieces) + 1);
     const Copy pieces(scratch.data(), scratch.size() * sizeof(double));
-    done(table().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()), static_cast<double*>(pieces.data())));
+    done(
+        table().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()), static_cast<double*>(pieces.data())));
     there.bring_back();
     return results;
   }

@@ -61,7 +61,8 @@ class FakeTransport final : public Transport {
 
 std::shared_ptr<Communicator> fake_communicator(int rank, int size) {
   if (size < 1 || rank < 0 || rank >= size)
-    throw ConfigError(base::join("[fake_communicator] got rank ", rank, " of ", size, ", expected a rank of [0, size)"));
+    throw ConfigError(
+        base::join("[fake_communicator] got rank ", rank, " of ", size, ", expected a rank of [0, size)"));
   net::ProcessInfo identity;
   identity.rank = identity.local_rank = rank;
   identity.size = identity.local_size = size;
