@@ -215,7 +215,7 @@ TEST(BackgroundSave, StaysWithinItsMemory) {
     Trained trained(comm, kPlaces[1]);
     trained.step(0);
     const auto wanted = checkpoint::logical_hash(trained.state);
-    SlowFiles slow(kSlow);
+    SlowFiles slow(4 * kSlow);  // slower than the steps, also on a busy machine
     checkpoint::save(trained.state, slow, root, "t");
     for (int i = 1; i < 4; ++i) trained.step(i);
     checkpoint::finish_save(trained.state);
