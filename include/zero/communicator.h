@@ -1,5 +1,6 @@
 // Ranks, and collectives between them on flat tensors. A Communicator connects the ranks of a run, or of a group split
-// from it, over one transport: "local", "thread", "shm", "gloo", "shm+gloo", "nccl" or "c10d".
+// from it, over one transport: "local", "thread", "shm", "gloo", "shm+gloo", "nccl", "c10d", "fake", or for ranks that
+// share a GPU "staged shm", "staged gloo" or "staged shm+gloo".
 //
 // Collective calls are made by all ranks, in the same order. Sums are taken in fp32 in rank order for every dtype, so
 // results do not depend on the transport. Use a Communicator from one thread at a time.
