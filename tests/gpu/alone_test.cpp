@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "gpu/kernel_checks.h"
+#include "gpu/device_kernels.h"
 #include "kernels/cuda/interface.h"
 #include "net/transport_choice.h"
 
@@ -80,6 +80,11 @@ class Copy {
   ~Copy() {
     if (memory_ != nullptr) runtime().release(memory_);
   }
+  static const cuda::Interface& table() { return *runtime().kernels; }
+  static void done(int status) {
+    runtime().check(status, "launch");
+    runtime().check(runtime().synchronize(), "kernel");
+  }
   void* data() const { return memory_ == nullptr ? nullptr : static_cast<char*>(memory_) + offset_; }
   void bring_back() const {
     if (bytes_ > 0 && memory_ != nullptr) runtime().check(runtime().copy(host_, data(), bytes_, kToHost), "cudaMemcpy");
@@ -91,94 +96,7 @@ class Copy {
   std::size_t bytes_, offset_ = 0;
 };
 
-class Alone : public Kernels {
- public:
-  void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
-                 std::int64_t numel) override {
-    const Copy to(out, bytes(out_dtype, numel));
-    std::vector<Copy> from;
-    std::vector<const void*> pointers;
-    for (int p = 0; p < num_parts; ++p) {
-      from.emplace_back(parts[p], bytes(in_dtype, numel));
-      pointers.push_back(from.back().data());
-    }
-    done(table().sum_parts(kPlace, to.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel));
-    to.bring_back();
-  }
-  void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
-    const Copy to(out, bytes(out_dtype, numel)), from(in, bytes(in_dtype, numel));
-    done(table().convert(kPlace, to.data(), out_dtype, from.data(), in_dtype, numel));
-    to.bring_back();
-  }
-  void accumulate(void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
-    const Copy sum(to, bytes(to_dtype, numel)), from(in, bytes(in_dtype, numel));
-    done(table().accumulate(kPlace, sum.data(), to_dtype, from.data(), in_dtype, numel));
-    sum.bring_back();
-  }
-  void scale(void* data, Dtype dtype, float factor, std::int64_t numel) override {
-    const Copy values(data, bytes(dtype, numel));
-    done(table().scale(kPlace, values.data(), dtype, factor, numel));
-    values.bring_back();
-  }
-  std::vector<double> sums_of_squares(const std::vector<Vector>& vectors) override {
-    std::vector<double> results(vectors.size(), -1);
-    const Copy there(results.data(), results.size() * sizeof(double));
-    std::vector<Copy> copies;
-    std::vector<cuda::SquaredVector> all;
-    std::int64_t num_pieces = 0;
-    for (const auto& [in, dtype, numel] : vectors) {
-      copies.emplace_back(in, bytes(dtype, numel));
-      all.push_back({copies.back().data(), dtype, numel, static_cast<double*>(there.data()) + all.size()});
-      num_pieces += cuda::square_pieces(numel);
-    }
-    const std::vector<double> scratch(static_cast<std::size_t>(num_pieces) + 1);
-    const Copy pieces(scratch.data(), scratch.size() * sizeof(double));
-    done(
-        table().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()), static_cast<double*>(pieces.data())));
-    there.bring_back();
-    return results;
-  }
-  std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
-    std::int64_t result = 7;
-    const Copy from(in, bytes(dtype, numel)), to(&result, sizeof result);
-    done(table().first_non_finite(kPlace, from.data(), dtype, numel, static_cast<std::int64_t*>(to.data())));
-    to.bring_back();
-    return result;
-  }
-  void update(const kernels::UpdateConstants& constants, float factor,
-              const std::vector<kernels::SizedRange>& ranges) override {
-    std::vector<Copy> copies;
-    std::vector<kernels::SizedRange> there;
-    const auto copy = [&](const void* host, std::size_t size) { return copies.emplace_back(host, size).data(); };
-    for (const auto& [range, numel] : ranges) {
-      const auto floats = [&, numel = numel](float* host) {
-        return static_cast<float*>(copy(host, bytes(Dtype::F32, numel)));
-      };
-      there.push_back({{floats(range.master),
-                        {floats(range.slots[0]), floats(range.slots[1])},
-                        copy(range.gradient, bytes(range.gradient_dtype, numel)),
-                        range.gradient_dtype,
-                        copy(range.parameter, bytes(range.parameter_dtype, numel)),
-                        range.parameter_dtype},
-                       numel});
-    }
-    done(table().update(kPlace, &constants, factor, there.data(), static_cast<int>(there.size())));
-    for (const auto& each : copies) each.bring_back();
-  }
-
- private:
-  static constexpr cuda::Place kPlace{0, nullptr};
-  static const cuda::Interface& table() { return *runtime().kernels; }
-  static std::size_t bytes(Dtype dtype, std::int64_t numel) {
-    return static_cast<std::size_t>(numel) * kernels::size_of(dtype);
-  }
-  static void done(int status) {
-    runtime().check(status, "launch");
-    runtime().check(runtime().synchronize(), "kernel");
-  }
-};
-
-Alone alone;
+DeviceKernels<Copy> alone;
 
 #define ZERO_NEEDS_A_DRIVER() \
   if (net::visible_gpus() == 0) GTEST_SKIP() << "no GPU, or no CUDA driver (libcuda.so.1), on this machine"

@@ -88,6 +88,27 @@ std::string text_of(Dtype a, Dtype b, std::int64_t numel, int shift) {
          " elements, shifted by " + std::to_string(shift);
 }
 
+// Variants 0 to 3: plain; with weight decay; a first step; Nesterov's momentum, and both ways of torch's lerp.
+kernels::UpdateConstants constants_of(Rule rule, int variant) {
+  kernels::UpdateConstants c{};
+  c.rule = rule;
+  c.has_weight_decay = variant % 2 == 1;
+  c.first = variant == 2;
+  c.nesterov = variant == 3;
+  c.weight_decay = 0.013f;
+  c.keep = 1 - 3e-3f * 0.013f;
+  c.beta1 = variant == 3 ? 0.3f : 0.9f;
+  c.beta2 = 0.999f;
+  c.new1 = 1 - c.beta1;
+  c.new2 = 1 - c.beta2;
+  c.root2 = 0.1235f;
+  c.eps = 1e-8f;
+  c.negative_step = -3e-3f;
+  c.momentum = 0.9f;
+  c.undamped = 0.95f;
+  return c;
+}
+
 double square_sum(Kernels& kernels, const Array& in, std::int64_t numel) {
   return kernels.sums_of_squares({{in.data(), in.dtype(), numel}})[0];
 }
@@ -232,22 +253,7 @@ void check_updates(Kernels& kernels) {
   unsigned seed = 400;
   for (const auto rule : {Rule::AdamDecoupled, Rule::AdamL2, Rule::Sgd, Rule::SgdMomentum, Rule::Adagrad, Rule::Lion}) {
     for (int variant = 0; variant < 4; ++variant) {
-      kernels::UpdateConstants c{};
-      c.rule = rule;
-      c.has_weight_decay = variant % 2 == 1;
-      c.first = variant == 2;
-      c.nesterov = variant == 3;
-      c.weight_decay = 0.013f;
-      c.keep = 1 - 3e-3f * 0.013f;
-      c.beta1 = variant == 3 ? 0.3f : 0.9f;  // both ways of torch's lerp
-      c.beta2 = 0.999f;
-      c.new1 = 1 - c.beta1;
-      c.new2 = 1 - c.beta2;
-      c.root2 = 0.1235f;
-      c.eps = 1e-8f;
-      c.negative_step = -3e-3f;
-      c.momentum = 0.9f;
-      c.undamped = 0.95f;
+      const auto c = constants_of(rule, variant);
       for (const auto gradient_dtype : kDtypes) {
         for (int copy = -1; copy < 3; ++copy) {
           for (const auto& [numel, shift] : {std::pair{1, 0}, {1027, 0}, {1026, 1}, {66000, 0}}) {
@@ -289,16 +295,7 @@ void check_updates(Kernels& kernels) {
     }
   }
   // More ranges than one launch takes, some without elements, some not aligned for quads.
-  kernels::UpdateConstants c{};
-  c.rule = Rule::AdamDecoupled;
-  c.keep = 0.999f;
-  c.beta1 = 0.9f;
-  c.beta2 = 0.999f;
-  c.new1 = 1 - c.beta1;
-  c.new2 = 1 - c.beta2;
-  c.root2 = 0.1235f;
-  c.eps = 1e-8f;
-  c.negative_step = -3e-3f;
+  const auto c = constants_of(Rule::AdamDecoupled, 0);
   std::vector<Array> all;
   all.reserve(6000);
   const auto next = [&](std::int64_t numel, int shift, float size) -> Array& {

@@ -13,7 +13,7 @@
 #include <zero/errors.h>
 
 #include "gpu/device.h"
-#include "gpu/kernel_checks.h"
+#include "gpu/device_kernels.h"
 #include "gpu/plugin.h"
 #include "kernels/cuda/interface.h"
 #include "net/transport_choice.h"
@@ -24,13 +24,15 @@ namespace {
 // Host memory brought to the GPU at the same offset from an address that divides by 16, and back.
 class Copy {
  public:
-  Copy(const void* host, std::int64_t bytes) : host_(const_cast<void*>(host)), bytes_(bytes) {
+  Copy(const void* host, std::size_t size) : host_(const_cast<void*>(host)), bytes_(static_cast<std::int64_t>(size)) {
     if (host == nullptr) return;
     offset_ = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(host) % 16);
     // The following bytes must not change.
-    memory_ = at::full({offset_ + bytes + 64}, 0x5a, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
-    if (bytes > 0) part().copy_(at::from_blob(host_, {bytes}, at::kByte));
+    memory_ = at::full({offset_ + bytes_ + 64}, 0x5a, at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+    if (bytes_ > 0) part().copy_(at::from_blob(host_, {bytes_}, at::kByte));
   }
+  static const cuda::Interface& table() { return *cuda::plugin().interface; }
+  static void done(int status) { cuda::check(status, "launch"); }  // bring_back() waits for it
   void* data() const { return memory_.defined() ? static_cast<char*>(memory_.data_ptr()) + offset_ : nullptr; }
   void bring_back() const {
     if (!memory_.defined()) return;
@@ -46,91 +48,7 @@ class Copy {
   at::Tensor memory_;
 };
 
-class OnDevice : public Kernels {
- public:
-  void sum_parts(void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
-                 std::int64_t numel) override {
-    Copy to(out, bytes(out_dtype, numel));
-    std::vector<Copy> from;
-    std::vector<const void*> pointers;
-    for (int p = 0; p < num_parts; ++p) {
-      from.emplace_back(parts[p], bytes(in_dtype, numel));
-      pointers.push_back(from.back().data());
-    }
-    cuda::check(kernels().sum_parts(kPlace, to.data(), out_dtype, pointers.data(), num_parts, in_dtype, numel), "sum");
-    to.bring_back();
-  }
-  void convert(void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
-    Copy to(out, bytes(out_dtype, numel)), from(in, bytes(in_dtype, numel));
-    cuda::check(kernels().convert(kPlace, to.data(), out_dtype, from.data(), in_dtype, numel), "convert");
-    to.bring_back();
-  }
-  void accumulate(void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) override {
-    Copy sum(to, bytes(to_dtype, numel)), from(in, bytes(in_dtype, numel));
-    cuda::check(kernels().accumulate(kPlace, sum.data(), to_dtype, from.data(), in_dtype, numel), "accumulate");
-    sum.bring_back();
-  }
-  void scale(void* data, Dtype dtype, float factor, std::int64_t numel) override {
-    Copy values(data, bytes(dtype, numel));
-    cuda::check(kernels().scale(kPlace, values.data(), dtype, factor, numel), "scale");
-    values.bring_back();
-  }
-  std::vector<double> sums_of_squares(const std::vector<Vector>& vectors) override {
-    const auto options = at::TensorOptions().dtype(at::kDouble).device(at::kCUDA);
-    auto results = at::full({static_cast<std::int64_t>(vectors.size())}, -1.0, options);
-    std::vector<Copy> copies;
-    std::vector<cuda::SquaredVector> all;
-    std::int64_t num_pieces = 0;
-    for (const auto& [in, dtype, numel] : vectors) {
-      copies.emplace_back(in, bytes(dtype, numel));
-      all.push_back({copies.back().data(), dtype, numel, results.mutable_data_ptr<double>() + all.size()});
-      num_pieces += cuda::square_pieces(numel);
-    }
-    auto pieces = at::empty({num_pieces + 1}, options);
-    cuda::check(
-        kernels().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()), pieces.mutable_data_ptr<double>()),
-        "sums_of_squares");
-    const auto host = results.cpu();
-    return {host.const_data_ptr<double>(), host.const_data_ptr<double>() + host.numel()};
-  }
-  std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
-    Copy from(in, bytes(dtype, numel));
-    auto result = at::full({1}, 7, at::TensorOptions().dtype(at::kLong).device(at::kCUDA));
-    cuda::check(kernels().first_non_finite(kPlace, from.data(), dtype, numel, result.mutable_data_ptr<std::int64_t>()),
-                "first_non_finite");
-    return result.item<std::int64_t>();
-  }
-  void update(const kernels::UpdateConstants& constants, float factor,
-              const std::vector<kernels::SizedRange>& ranges) override {
-    std::vector<Copy> copies;
-    std::vector<kernels::SizedRange> there;
-    const auto copy = [&](const void* host, std::int64_t size) {
-      copies.emplace_back(host, size);
-      return copies.back().data();
-    };
-    for (const auto& [range, numel] : ranges) {
-      const auto floats = [&, numel = numel](float* host) { return static_cast<float*>(copy(host, numel * 4)); };
-      there.push_back({{floats(range.master),
-                        {floats(range.slots[0]), floats(range.slots[1])},
-                        copy(range.gradient, bytes(range.gradient_dtype, numel)),
-                        range.gradient_dtype,
-                        copy(range.parameter, bytes(range.parameter_dtype, numel)),
-                        range.parameter_dtype},
-                       numel});
-    }
-    cuda::check(kernels().update(kPlace, &constants, factor, there.data(), static_cast<int>(there.size())), "update");
-    for (const auto& each : copies) each.bring_back();
-  }
-
- private:
-  static constexpr cuda::Place kPlace{0, nullptr};  // torch's default stream, on which the copies are
-  static const cuda::Interface& kernels() { return *cuda::plugin().interface; }
-  static std::int64_t bytes(Dtype dtype, std::int64_t numel) {
-    return numel * static_cast<std::int64_t>(kernels::size_of(dtype));
-  }
-};
-
-OnDevice kernels;
+DeviceKernels<Copy> kernels;
 
 }  // namespace
 

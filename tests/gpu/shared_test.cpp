@@ -6,6 +6,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -131,6 +133,21 @@ void check_delayed(const std::shared_ptr<Communicator>& comm, at::Device device)
 
 const auto kLimit = std::chrono::seconds(150);
 
+// What two ranks on one GPU said that failed; "" if none did.
+std::string errors_on_gpu(const std::function<void(const std::shared_ptr<Communicator>&, at::Device)>& body) {
+  const auto run = fresh_run_id();
+  return errors_of(fork_ranks(
+      2,
+      [&](int rank) {
+        const auto comm = staged(rank, 2, run);
+        const auto device = default_device(*comm);
+        require(device.is_cuda() && device.index() == 0, why_no_gpu(*comm));
+        be_deterministic();
+        body(comm, device);
+      },
+      kLimit));
+}
+
 }  // namespace
 
 TEST(Staged, EveryCollectiveMatchesTheNaiveOne) {
@@ -195,58 +212,37 @@ TEST(Staged, AKilledRankIsNamed) {
 // The sums are the host transport's: in fp32, rank by rank, rounded once.
 TEST(SharedGpu, SumsHaveTheBitsOfTheCpusRanks) {
   ZERO_NEEDS_A_GPU_TO_SHARE();
-  const auto run = fresh_run_id();
-  EXPECT_EQ(errors_of(fork_ranks(2,
-                                 [&](int rank) {
-                                   const auto comm = staged(rank, 2, run);
-                                   const auto device = default_device(*comm);
-                                   require(device.is_cuda() && device.index() == 0, why_no_gpu(*comm));
-                                   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-                                     std::vector<at::Tensor> all;
-                                     torch::manual_seed(7);
-                                     for (int r = 0; r < 2; ++r) all.push_back(at::randn({100002}).to(dtype));
-                                     const auto sum = (all[0].to(at::kFloat) + all[1].to(at::kFloat)).to(dtype);
-                                     auto inout = all[static_cast<std::size_t>(rank)].to(device);
-                                     comm->all_reduce(inout)->wait();
-                                     require(at::equal(inout.cpu(), sum), "all_reduce: other bits");
-                                     auto part = at::empty({50001}, inout.options());
-                                     comm->reduce_scatter(part, all[static_cast<std::size_t>(rank)].to(device))->wait();
-                                     require(at::equal(part.cpu(), sum.narrow(0, rank * 50001, 50001)),
-                                             "reduce_scatter: other bits");
-                                   }
-                                 })),
+  EXPECT_EQ(errors_on_gpu([](const auto& comm, at::Device device) {
+              for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+                std::vector<at::Tensor> all;
+                torch::manual_seed(7);
+                for (int r = 0; r < 2; ++r) all.push_back(at::randn({100002}).to(dtype));
+                const auto& own = all[static_cast<std::size_t>(comm->rank())];
+                const auto sum = (all[0].to(at::kFloat) + all[1].to(at::kFloat)).to(dtype);
+                auto inout = own.to(device);
+                comm->all_reduce(inout)->wait();
+                require(at::equal(inout.cpu(), sum), "all_reduce: other bits");
+                auto part = at::empty({50001}, inout.options());
+                comm->reduce_scatter(part, own.to(device))->wait();
+                require(at::equal(part.cpu(), sum.narrow(0, comm->rank() * 50001, 50001)),
+                        "reduce_scatter: other bits");
+              }
+            }),
             "");
 }
 
 TEST(SharedGpu, EveryStageHasTheSameBits) {
   ZERO_NEEDS_A_GPU_TO_SHARE();
-  const auto run = fresh_run_id();
-  EXPECT_EQ(errors_of(fork_ranks(
-                2,
-                [&](int rank) {
-                  const auto comm = staged(rank, 2, run);
-                  const auto device = default_device(*comm);
-                  be_deterministic();
-                  check_stages(comm, device);
-                },
-                kLimit)),
-            "");
+  EXPECT_EQ(errors_on_gpu(check_stages), "");
 }
 
 TEST(SharedGpu, EveryTierHasTheSameBits) {
   ZERO_NEEDS_A_GPU_TO_SHARE();
-  const auto run = fresh_run_id();
   const TempFolder folder;
-  EXPECT_EQ(errors_of(fork_ranks(
-                2,
-                [&](int rank) {
-                  const auto comm = staged(rank, 2, run);
-                  const auto device = default_device(*comm);
-                  be_deterministic();
-                  check_tiers(comm, device, folder.path());
-                  check_delayed(comm, device);
-                },
-                kLimit)),
+  EXPECT_EQ(errors_on_gpu([&](const auto& comm, at::Device device) {
+              check_tiers(comm, device, folder.path());
+              check_delayed(comm, device);
+            }),
             "");
 }
 
@@ -254,25 +250,19 @@ TEST(SharedGpu, EveryTierHasTheSameBits) {
 // places.
 TEST(SharedGpu, TwoRanksStayNearTheCpusRanks) {
   ZERO_NEEDS_A_GPU_TO_SHARE();
-  const auto run = fresh_run_id();
-  EXPECT_EQ(errors_of(fork_ranks(2,
-                                 [&](int rank) {
-                                   const auto comm = staged(rank, 2, run);
-                                   const auto device = default_device(*comm);
-                                   be_deterministic();
-                                   for (const char* problem : {"gpt", "mlp", "branches"}) {
-                                     auto setup = of("fp32", 3, device);
-                                     setup.problem = problem;
-                                     setup.steps = 10;
-                                     setup.optimizer = R"({"type": "SGD", "params": {"lr": 0.02, "momentum": 0.9}})";
-                                     const auto there = train_rank(setup, comm);
-                                     setup.device = at::kCPU;
-                                     const auto here = train_rank(setup, comm);
-                                     const auto far = distance(there.masters, here.masters, 0.1);
-                                     require(far < 1e-3,
-                                             std::string(problem) + ": parameters differ by " + std::to_string(far));
-                                   }
-                                 })),
+  EXPECT_EQ(errors_on_gpu([](const auto& comm, at::Device device) {
+              for (const char* problem : {"gpt", "mlp", "branches"}) {
+                auto setup = of("fp32", 3, device);
+                setup.problem = problem;
+                setup.steps = 10;
+                setup.optimizer = R"({"type": "SGD", "params": {"lr": 0.02, "momentum": 0.9}})";
+                const auto there = train_rank(setup, comm);
+                setup.device = at::kCPU;
+                const auto here = train_rank(setup, comm);
+                const auto far = distance(there.masters, here.masters, 0.1);
+                require(far < 1e-3, std::string(problem) + ": parameters differ by " + std::to_string(far));
+              }
+            }),
             "");
 }
 
