@@ -205,7 +205,7 @@ function(zero_test_file name)
     string(APPEND filter "-${ZERO_TESTS_WITHOUT}")
   endif()
   add_test(NAME ${name} COMMAND ${ARG_PROGRAM} --gtest_filter=${filter})
-  # What each case came to, for script/skipped-cases.
+  # What each case came to, for script/case-results.
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
     ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml)
   if("slow" IN_LIST ARG_LABELS)  # started first, so that no core waits for the last one
