@@ -55,15 +55,16 @@ class DeviceKernels final : public Kernels {
     }
     const std::vector<double> scratch(static_cast<std::size_t>(num_pieces) + 1);
     const Memory pieces(scratch.data(), scratch.size() * sizeof(double));
-    Memory::done(
-        Memory::table().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()), static_cast<double*>(pieces.data())));
+    Memory::done(Memory::table().sums_of_squares(kPlace, all.data(), static_cast<int>(all.size()),
+                                                 static_cast<double*>(pieces.data())));
     there.bring_back();
     return results;
   }
   std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) override {
     std::int64_t result = 7;
     const Memory from(in, bytes(dtype, numel)), to(&result, sizeof result);
-    Memory::done(Memory::table().first_non_finite(kPlace, from.data(), dtype, numel, static_cast<std::int64_t*>(to.data())));
+    Memory::done(
+        Memory::table().first_non_finite(kPlace, from.data(), dtype, numel, static_cast<std::int64_t*>(to.data())));
     to.bring_back();
     return result;
   }

@@ -1,4 +1,5 @@
-// script/case-results on what GoogleTest itself writes: this program runs its samples, of which three are skipped and two fail.
+// script/case-results on what GoogleTest itself writes: this program runs its samples, of which three are skipped and
+// two fail.
 #include <gtest/gtest.h>
 
 #include <cstdio>
