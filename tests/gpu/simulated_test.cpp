@@ -1,0 +1,210 @@
+// The engine on a GPU in software (gpu/simulated_gpu.h): every stage, recipe and tier has the CPU's bits, and no access to
+// memory is left to chance, between streams, with the host, or by taking freed memory again.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "gpu/happens_before.h"
+#include "gpu/simulated_gpu.h"
+#include "gpu/streams.h"
+#include "parity/training.h"
+#include "support/folder.h"
+
+namespace zero::test::simulated_test {
+namespace {
+
+const at::Device kGpu(at::kCUDA, 0);
+
+// Before any test; after all static objects were made.
+struct Installed : ::testing::Environment {
+  void SetUp() override {
+    at::set_num_threads(1);  // libtorch's order of sums depends on it, and a device's backward has a thread of its own
+    simulated_gpu::install();
+  }
+};
+const auto* const kInstalled = ::testing::AddGlobalTestEnvironment(new Installed);
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const auto& line : lines) text += "\n  " + line;
+  return text;
+}
+
+std::vector<std::string> faults() {
+  auto found = simulated_gpu::take_faults();
+  gpu::synchronize(kGpu);  // what comes next has no part in it
+  return found;
+}
+
+#define EXPECT_ORDERED(what) \
+  if (const auto found = faults(); !found.empty()) ADD_FAILURE() << (what) << ":" << joined(found)
+
+// --- the checker itself ---------------------------------------------------------------------------
+
+TEST(HappensBefore, AnotherStreamMustWaitForAnEvent) {
+  HappensBefore order;
+  order.operation(0, "fills", {{100, 10, true}});
+  order.operation(1, "adds", {{105, 2, false}});
+  EXPECT_EQ(order.take_faults(),
+            std::vector<std::string>{"stream 1: adds reads what stream 0's fills writes, and is not ordered after it"});
+  order.stream_waits(1, order.recorded(0));
+  order.operation(1, "adds", {{105, 2, false}, {110, 5, true}});
+  EXPECT_EQ(order.take_faults(), std::vector<std::string>{});
+  order.operation(0, "scales", {{100, 10, true}});  // overwrites what stream 1 may still read
+  EXPECT_EQ(order.take_faults(),
+            std::vector<std::string>{"stream 0: scales writes what stream 1's adds reads, and is not ordered after it"});
+}
+
+TEST(HappensBefore, OrderPassesThroughAThirdStreamAndTheHost) {
+  HappensBefore order;
+  order.operation(0, "a", {{0, 4, true}});
+  order.stream_waits(1, order.recorded(0));
+  order.operation(1, "b", {});
+  order.stream_waits(2, order.recorded(1));
+  order.operation(2, "c", {{0, 4, true}});
+  order.host_waits(order.recorded(2));
+  order.operation(3, "d", {{0, 4, true}});
+  EXPECT_EQ(order.take_faults(), std::vector<std::string>{});
+  EXPECT_TRUE(order.in_use(0, false));
+  order.host_access("reads", {0, 4, false});
+  EXPECT_EQ(order.take_faults(),
+            std::vector<std::string>{"the host: reads reads what stream 3's d writes, and is not ordered after it"});
+}
+
+TEST(HappensBefore, AnEventIsWhatWasEnqueuedBeforeItsRecord) {
+  HappensBefore order;
+  order.operation(0, "early", {{0, 4, true}});
+  const auto event = order.recorded(0);
+  order.operation(0, "late", {{4, 4, true}});
+  order.host_waits(event);
+  EXPECT_TRUE(order.host_knows(event));
+  EXPECT_FALSE(order.in_use(std::uintptr_t{0}, std::size_t{4}));
+  EXPECT_TRUE(order.in_use(std::uintptr_t{0}, std::size_t{8}));
+}
+
+// --- the device -----------------------------------------------------------------------------------
+
+TEST(SimulatedGpu, ComputesAndOrders) {
+  const auto host = at::randn({5, 7});
+  const auto a = host.to(kGpu);
+  const auto b = (a.t().matmul(a) + 1).relu();
+  EXPECT_TRUE(at::equal(b.cpu(), (host.t().matmul(host) + 1).relu()));
+  EXPECT_EQ(b.sum().item<float>(), (host.t().matmul(host) + 1).relu().sum().item<float>());
+  EXPECT_ORDERED("one stream");
+  auto c = a + 1;
+  const gpu::SideStream side(kGpu, true);
+  {
+    const gpu::SideStream::Scope scope(side, /*after_current=*/false);
+    c.add_(1);
+  }
+  EXPECT_EQ(faults(), (std::vector<std::string>{
+                          "stream 5: aten::add reads what stream 0's aten::add writes, and is not ordered after it",
+                          "stream 5: aten::add writes what stream 0's aten::add writes, and is not ordered after it"}));
+}
+
+TEST(SimulatedGpu, FreedMemoryOfAnotherStreamIsAFault) {
+  const gpu::SideStream side(kGpu, true);
+  auto out = at::empty({64}, at::TensorOptions().device(kGpu));
+  gpu::Mark done;
+  {
+    auto shard = at::ones({64}, at::TensorOptions().device(kGpu));
+    const gpu::SideStream::Scope scope(side);
+    out.copy_(shard);
+    done.set(kGpu);
+  }
+  auto next = at::empty({64}, at::TensorOptions().device(kGpu));
+  next.fill_(3);  // the shard's memory, which the side stream may still read
+  EXPECT_EQ(simulated_gpu::take_faults(),
+            std::vector<std::string>{
+                "stream 0: aten::fill_ writes what stream 6's aten::copy_ reads, and is not ordered after it"});
+  done.hold();
+  EXPECT_EQ(out.sum().item<float>(), 64);
+  next.fill_(4);
+  EXPECT_ORDERED("after the mark");
+}
+
+TEST(SimulatedGpu, PinnedMemoryIsClosedUntilItsCopyIsComplete) {
+  const auto there = at::ones({10}, at::TensorOptions().device(kGpu));
+  auto host = at::empty({10}, at::TensorOptions().pinned_memory(true));
+  host.copy_(there, /*non_blocking=*/true);
+  volatile float first = *host.const_data_ptr<float>();
+  EXPECT_EQ(faults().size(), 1u) << first;
+  host.copy_(there, true);
+  gpu::Mark mark;
+  mark.set(kGpu);
+  mark.wait();
+  first = *host.const_data_ptr<float>();
+  EXPECT_ORDERED("after the wait");
+  EXPECT_EQ(first, 1);
+  volatile float stolen = *static_cast<float*>(there.data_ptr());
+  EXPECT_EQ(faults().size(), 1u) << "the host reads device memory: " << stolen;
+}
+
+TEST(SimulatedGpu, BackwardRunsOnIt) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::ReLU(), torch::nn::Linear(8, 2));
+  const auto in = at::randn({3, 4});
+  model->forward(in).sum().backward();
+  const auto expected = model->parameters()[0].grad().clone();
+  model->zero_grad();
+  model->to(kGpu);
+  model->forward(in.to(kGpu)).sum().backward();
+  EXPECT_TRUE(at::equal(model->parameters()[0].grad().cpu(), expected));
+  EXPECT_ORDERED("backward");
+}
+
+// --- the engine -----------------------------------------------------------------------------------
+
+Training of(const std::string& problem, const std::string& recipe, int stage, int accumulation = 1) {
+  Training setup;
+  setup.problem = problem;
+  setup.recipe = recipe;
+  setup.stage = stage;
+  setup.accumulation = accumulation;
+  setup.world = 1;
+  setup.steps = 3;
+  setup.clip = 0.5;
+  return setup;
+}
+
+std::string name_of(const Training& setup) {
+  return setup.problem + " " + setup.recipe + ", stage " + std::to_string(setup.stage) + ", accumulation " +
+         std::to_string(setup.accumulation) + setup.zero;
+}
+
+Outcome train_on(at::Device device, Training setup) {
+  setup.device = device;
+  return train_rank(setup, Communicator::local());
+}
+
+void expect_the_cpus_bits(const Training& setup) {
+  SCOPED_TRACE(name_of(setup));
+  const auto here = train_on(at::kCPU, setup);
+  const auto there = train_on(kGpu, setup);
+  std::string first;
+  EXPECT_TRUE(equal_bits(there.masters, here.masters, &first)) << first;
+  EXPECT_EQ(there.norms, here.norms);
+  EXPECT_EQ(there.losses, here.losses);
+  EXPECT_ORDERED("order");
+}
+
+class OnSimulatedGpu : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    simulated_gpu::answer_queries_with(GetParam());
+    simulated_gpu::take_faults();
+  }
+};
+
+TEST_P(OnSimulatedGpu, EveryStageAndRecipeHasTheCpusBits) {
+  for (const char* problem : {"mlp", "tiny", "frozen", "branches", "reused"})
+    for (const char* recipe : {"fp32", "bf16", "fp16"})
+      for (const int accumulation : {1, 2})
+        for (const int stage : {0, 1, 2, 3}) expect_the_cpus_bits(of(problem, recipe, stage, accumulation));
+}
+
+INSTANTIATE_TEST_SUITE_P(Queries, OnSimulatedGpu, ::testing::Bool(), [](const auto& info) {
+  return info.param ? "Reached" : "NotReached";
+});
+
+}  // namespace
+}  // namespace zero::test::simulated_test
