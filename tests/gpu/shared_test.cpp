@@ -144,6 +144,8 @@ std::string errors_on_gpu(const std::function<void(const std::shared_ptr<Communi
         require(device.is_cuda() && device.index() == 0, why_no_gpu(*comm));
         be_deterministic();
         body(comm, device);
+        if (simulated_faults)
+          for (const auto& fault : simulated_faults()) throw std::runtime_error(fault);
       },
       kLimit));
 }

@@ -486,6 +486,7 @@ void install() {
   at::setHostAllocator(kType, &pinned_memory, /*priority=*/100);
   cuda::serve_gpu_by(&kernels_of_device());
   if (!at::globalContext().hasCUDA()) throw std::runtime_error("libtorch was asked for a GPU before the simulated one");
+  at::globalContext().lazyInitDevice(kType);
 }
 
 void answer_queries_with(bool reached) { machine().queries_are_reached = reached; }

@@ -14,15 +14,6 @@ namespace {
 
 const at::Device kGpu(at::kCUDA, 0);
 
-// Before any test; after all static objects were made.
-struct Installed : ::testing::Environment {
-  void SetUp() override {
-    at::set_num_threads(1);  // libtorch's order of sums depends on it, and a device's backward has a thread of its own
-    simulated_gpu::install();
-  }
-};
-const auto* const kInstalled = ::testing::AddGlobalTestEnvironment(new Installed);
-
 std::string joined(const std::vector<std::string>& lines) {
   std::string text;
   for (const auto& line : lines) text += "\n  " + line;

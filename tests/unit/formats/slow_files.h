@@ -1,8 +1,10 @@
-// A file system whose reads and writes take a while.
+// File systems whose reads and writes take a while.
 #pragma once
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <thread>
+#include <utility>
 
 #include "formats/files.h"
 
@@ -27,6 +29,19 @@ class SlowFiles : public formats::FsOps {
   std::chrono::milliseconds each_;
   int stuck_at_;
   std::atomic<int> calls_{0};  // a save writes in several threads
+};
+
+// Writes nothing until `go` (at most 60 s): slow enough on any machine.
+class FilesThatWaitFor : public SlowFiles {
+ public:
+  FilesThatWaitFor(std::function<bool()> go, std::chrono::milliseconds each) : SlowFiles(each), go_(std::move(go)) {}
+  ssize_t pwrite(int fd, const void* data, std::size_t bytes, std::uint64_t offset) override {
+    for (int i = 0; i < 6000 && !go_(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    return SlowFiles::pwrite(fd, data, bytes, offset);
+  }
+
+ private:
+  const std::function<bool()> go_;
 };
 
 }  // namespace zero::test
