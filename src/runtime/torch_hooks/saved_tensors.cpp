@@ -17,9 +17,21 @@ thread_local std::weak_ptr<SegmentListener> current_listener;
 thread_local Recorder* recorder = nullptr;
 thread_local bool silent = false;  // a Recording with nullptr is active
 
-// The public interface for such hooks, a stack of default hooks, takes Python objects only.
+// The public interface for such hooks, a stack of default hooks, takes Python objects only. Only the hooks differ: the
+// base engine runs the graphs, because libtorch starts the threads of a GPU once in a process, for the engine that needs
+// them first.
 struct RecordingEngine final : torch::autograd::Engine {
-  ~RecordingEngine() override { stop(); }
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer&& input_buffer) override {
+    return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  }
   std::unique_ptr<SavedTensorHooks> get_default_saved_variable_hooks() override {
     if (recorder != nullptr) return recorder->hooks();
     return silent || !current_keeping ? nullptr : current_keeping->saved();
@@ -27,7 +39,7 @@ struct RecordingEngine final : torch::autograd::Engine {
 };
 
 torch::autograd::Engine& recording_engine() {
-  static auto* engine = new RecordingEngine;  // never destroyed: its threads may outlive main
+  static auto* engine = new RecordingEngine;  // never destroyed: a device's threads may outlive main
   return *engine;
 }
 
