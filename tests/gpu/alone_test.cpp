@@ -115,6 +115,7 @@ TEST(GpuAlone, SumsOfSquares) {
 TEST(GpuAlone, Updates) {
   ZERO_NEEDS_A_DRIVER();
   check_updates(alone);
+  check_norms(alone);
 }
 TEST(GpuAlone, AddsAndConverts) {
   ZERO_NEEDS_A_DRIVER();

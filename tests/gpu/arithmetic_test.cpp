@@ -48,6 +48,21 @@ class OnHost : public Kernels {
               const std::vector<kernels::SizedRange>& ranges) override {
     EXPECT_EQ(table().update({}, &constants, factor, ranges.data(), static_cast<int>(ranges.size())), 0);
   }
+  void update_by_norm(const kernels::UpdateConstants& constants, const cuda::StepNorm& norm,
+                      const std::vector<kernels::SizedRange>& ranges) override {
+    EXPECT_EQ(table().update_by_norm({}, &constants, &norm, ranges.data(), static_cast<int>(ranges.size())), 0);
+  }
+  std::vector<double> add_sums(const std::vector<double>& sums, const std::vector<int>& order,
+                               std::uint64_t tag) override {
+    std::vector<double> out(2, -1);
+    EXPECT_EQ(table().add_sums({}, sums.data(), order.data(), static_cast<int>(order.size()), tag, out.data()), 0);
+    return out;
+  }
+  cuda::StepNorm step_norm(const std::vector<double>& parts, const cuda::NormSettings& settings) override {
+    cuda::StepNorm norm{-1, -1, -1};
+    EXPECT_EQ(table().step_norm({}, parts.data(), static_cast<int>(parts.size() / 2), settings, &norm), 0);
+    return norm;
+  }
 
  private:
   static const cuda::Interface& table() { return host_kernels(); }
@@ -63,6 +78,7 @@ TEST(GpuArithmetic, ScalesAsTheCpuDoes) { check_scaling(kernels); }
 TEST(GpuArithmetic, SquareSumsHaveTheCpusOrder) { check_square_sums(kernels); }
 TEST(GpuArithmetic, FindsTheFirstNonFiniteValue) { check_non_finite(kernels); }
 TEST(GpuArithmetic, EveryUpdateRuleHasTheCpusBits) { check_updates(kernels); }
+TEST(GpuArithmetic, NormAndFactorHaveTheHostsBits) { check_norms(kernels); }
 
 // A multiply-add that is not fused differs in its last bit somewhere.
 TEST(GpuArithmetic, AFusedMultiplyAddRoundsOnce) {

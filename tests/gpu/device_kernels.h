@@ -70,6 +70,44 @@ class DeviceKernels final : public Kernels {
   }
   void update(const kernels::UpdateConstants& constants, float factor,
               const std::vector<kernels::SizedRange>& ranges) override {
+    on_copies(ranges, [&](const kernels::SizedRange* there, int count) {
+      return Memory::table().update(kPlace, &constants, factor, there, count);
+    });
+  }
+  void update_by_norm(const kernels::UpdateConstants& constants, const cuda::StepNorm& norm,
+                      const std::vector<kernels::SizedRange>& ranges) override {
+    const Memory from(&norm, sizeof norm);
+    on_copies(ranges, [&](const kernels::SizedRange* there, int count) {
+      return Memory::table().update_by_norm(kPlace, &constants, static_cast<const cuda::StepNorm*>(from.data()), there,
+                                            count);
+    });
+  }
+  std::vector<double> add_sums(const std::vector<double>& sums, const std::vector<int>& order,
+                               std::uint64_t tag) override {
+    std::vector<double> out(2, -1);
+    const Memory from(sums.data(), sums.size() * sizeof(double)), to(out.data(), out.size() * sizeof(double));
+    Memory::done(Memory::table().add_sums(kPlace, static_cast<const double*>(from.data()), order.data(),
+                                          static_cast<int>(order.size()), tag, static_cast<double*>(to.data())));
+    to.bring_back();
+    return out;
+  }
+  cuda::StepNorm step_norm(const std::vector<double>& parts, const cuda::NormSettings& settings) override {
+    cuda::StepNorm norm{-1, -1, -1};
+    const Memory from(parts.data(), parts.size() * sizeof(double)), to(&norm, sizeof norm);
+    Memory::done(Memory::table().step_norm(kPlace, static_cast<const double*>(from.data()),
+                                           static_cast<int>(parts.size() / 2), settings,
+                                           static_cast<cuda::StepNorm*>(to.data())));
+    to.bring_back();
+    return norm;
+  }
+
+ private:
+  static constexpr cuda::Place kPlace{0, nullptr};
+  static std::size_t bytes(Dtype dtype, std::int64_t numel) {
+    return static_cast<std::size_t>(numel) * kernels::size_of(dtype);
+  }
+  template <class Launch>
+  static void on_copies(const std::vector<kernels::SizedRange>& ranges, const Launch& launch) {
     std::vector<Memory> copies;
     std::vector<kernels::SizedRange> there;
     const auto copy = [&](const void* host, std::size_t size) { return copies.emplace_back(host, size).data(); };
@@ -85,14 +123,8 @@ class DeviceKernels final : public Kernels {
                         range.parameter_dtype},
                        numel});
     }
-    Memory::done(Memory::table().update(kPlace, &constants, factor, there.data(), static_cast<int>(there.size())));
+    Memory::done(launch(there.data(), static_cast<int>(there.size())));
     for (const auto& each : copies) each.bring_back();
-  }
-
- private:
-  static constexpr cuda::Place kPlace{0, nullptr};
-  static std::size_t bytes(Dtype dtype, std::int64_t numel) {
-    return static_cast<std::size_t>(numel) * kernels::size_of(dtype);
   }
 };
 

@@ -10,7 +10,8 @@ void HappensBefore::join(Clock& to, const Clock& from) {
 }
 
 bool HappensBefore::includes(const Clock& clock, const Use& use) {
-  return static_cast<std::size_t>(use.stream) < clock.size() && clock[static_cast<std::size_t>(use.stream)] >= use.count;
+  return static_cast<std::size_t>(use.stream) < clock.size() &&
+         clock[static_cast<std::size_t>(use.stream)] >= use.count;
 }
 
 HappensBefore::Clock& HappensBefore::clock_of(int stream) {
@@ -64,8 +65,8 @@ void HappensBefore::over(const Access& access, const Body& body) {
 }
 
 void HappensBefore::report(const std::string& later, const Access& access, const Use& earlier, const char* what) {
-  auto text = later + (access.write ? " writes " : " reads ") + "what stream " + std::to_string(earlier.stream) + "'s " +
-              names_[static_cast<std::size_t>(earlier.name)] + " " + what + ", and is not ordered after it";
+  auto text = later + (access.write ? " writes " : " reads ") + "what stream " + std::to_string(earlier.stream) +
+              "'s " + names_[static_cast<std::size_t>(earlier.name)] + " " + what + ", and is not ordered after it";
   if (std::find(faults_.begin(), faults_.end(), text) == faults_.end()) faults_.push_back(std::move(text));
 }
 

@@ -1,5 +1,5 @@
-// Order between the streams of a device and its host, by vector clocks: what a run leaves to chance, found without running
-// it twice. No torch, no device; the simulated GPU reports to it. Not thread-safe.
+// Order between the streams of a device and its host, by vector clocks: what a run leaves to chance, found without
+// running it twice. No torch, no device; the simulated GPU reports to it. Not thread-safe.
 //
 // An operation of a stream comes after the operations that were enqueued on this stream before, after what the stream
 // waited for (events), and after what the host knew to be complete when it enqueued the operation. Two accesses to a

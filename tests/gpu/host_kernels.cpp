@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/elements.h"
+#include "kernels/cuda/norm.h"
 #include "kernels/cuda/rules.h"
 
 namespace zero::test {
@@ -103,12 +104,38 @@ int update(Place, const kernels::UpdateConstants* constants, float factor, const
   });
 }
 
+int update_by_norm(Place place, const kernels::UpdateConstants* constants, const cuda::StepNorm* norm,
+                   const kernels::SizedRange* ranges, int count) {
+  if (norm->skip != 0) return 0;
+  return update(place, constants, norm->factor, ranges, count);
+}
+
+int add_sums(Place, const double* sums, const int* order, int count, std::uint64_t tag, double* out) {
+  double total = 0, group = 0;
+  for (int k = 0; k < count; ++k) {
+    if (order[k] >= 0) {
+      group = cuda::add(group, sums[order[k]]);
+    } else {
+      total = cuda::add(total, group);
+      group = 0;
+    }
+  }
+  out[0] = total;
+  out[1] = cuda::double_of(tag);
+  return 0;
+}
+
+int step_norm(Place, const double* parts, int num_parts, cuda::NormSettings settings, cuda::StepNorm* norm) {
+  *norm = cuda::step_norm_of(parts, num_parts, settings);
+  return 0;
+}
+
 }  // namespace
 
 const cuda::Interface& host_kernels() {
   static constexpr cuda::Interface kTable{
-      cuda::kInterfaceVersion, &error_text,       &device_count, &sum_parts, &convert, &accumulate, &scale,
-      &sums_of_squares,        &first_non_finite, &update};
+      cuda::kInterfaceVersion, &error_text,       &device_count, &sum_parts,      &convert,  &accumulate, &scale,
+      &sums_of_squares,        &first_non_finite, &update,       &update_by_norm, &add_sums, &step_norm};
   return kTable;
 }
 

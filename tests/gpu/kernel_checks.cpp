@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
+
+#include "optim/clipping.h"
 
 namespace zero::test {
 namespace {
@@ -322,6 +325,101 @@ void check_updates(Kernels& kernels) {
   kernels.update(c, 0.5f, ranges);
   for (std::size_t k = 0; k < compared.size(); ++k)
     expect_same(*compared[k].first, *compared[k].second, "range " + std::to_string(k / 3));
+}
+
+namespace {
+
+double as_double(std::uint64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+void expect_same_double(double got, double expected, const std::string& what) {
+  EXPECT_TRUE(std::memcmp(&got, &expected, sizeof got) == 0 || (std::isnan(got) && std::isnan(expected)))
+      << what << ": got " << got << ", expected " << expected;
+}
+
+// Groups of 0 to 70 sums, in an order of their own.
+void check_orders(Kernels& kernels) {
+  std::mt19937 random(5);
+  for (const int groups : {1, 2, 13, 40}) {
+    std::vector<double> sums(2000);
+    for (auto& sum : sums) sum = std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 40) - 50);
+    std::vector<int> order;
+    double total = 0;
+    for (int g = 0; g < groups; ++g) {
+      double group = 0;
+      for (auto count = g % 3 == 1 ? 0 : random() % 71; count > 0; --count) {
+        order.push_back(static_cast<int>(random() % sums.size()));
+        group += sums[static_cast<std::size_t>(order.back())];
+      }
+      order.push_back(-1);
+      total += group;
+    }
+    const auto out = kernels.add_sums(sums, order, 0x7ff0123456789abcu);  // as a double a NaN
+    expect_same_double(out[0], total, std::to_string(groups) + " groups");
+    EXPECT_EQ(std::memcmp(&out[1], "\xbc\x9a\x78\x56\x34\x12\xf0\x7f", 8), 0) << "the tag's bits";
+  }
+}
+
+void check_factors(Kernels& kernels) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  std::vector<double> sums{0, 1, 4.0000001, 0.3, 1e-320, 1e-30, 3e20, 1e300, kInf, std::nan("")};
+  std::mt19937 random(6);
+  for (int k = 0; k < 200; ++k)
+    sums.push_back(std::ldexp(static_cast<double>(random()), static_cast<int>(random() % 90) - 60));
+  for (const double sum : sums)
+    for (const double scale : {1.0, 1024.0, 65536.0, 3.0})
+      for (const double clip : {0.0, 0.5, 1.0, 1e-3})
+        for (const double post : {1.0, 1.0 / 3})
+          for (const int checks : {0, 1}) {
+            const auto norm = kernels.step_norm({sum, as_double(7)}, {scale, clip, post, checks});
+            const double host = std::sqrt(sum) * post / scale;
+            const float factor = optim::gradient_factor(scale, std::isfinite(host) ? host : -1, clip, post);
+            const auto what = "sum " + std::to_string(sum) + ", scale " + std::to_string(scale) + ", clip " +
+                              std::to_string(clip) + ", factor " + std::to_string(post);
+            expect_same_double(norm.total, sum, what);
+            EXPECT_EQ(norm.skip, checks != 0 && !std::isfinite(sum)) << what;
+            EXPECT_EQ(norm.factor, factor) << what;
+            if (testing::Test::HasFailure()) return;
+          }
+  // Of several ranks, in rank order.
+  std::vector<double> parts;
+  double total = 0;
+  for (int rank = 0; rank < 5; ++rank) {
+    parts.push_back(sums[static_cast<std::size_t>(20 + rank)]);
+    parts.push_back(as_double(0xfff8000000000001u));  // a NaN
+    total += parts[static_cast<std::size_t>(2 * rank)];
+  }
+  auto norm = kernels.step_norm(parts, {1, 0, 1, 1});
+  expect_same_double(norm.total, total, "five ranks");
+  EXPECT_EQ(norm.skip, 0) << "equal tags";
+  parts[9] = as_double(0xfff8000000000002u);
+  EXPECT_EQ(kernels.step_norm(parts, {1, 0, 1, 1}).skip, 1) << "another tag";
+}
+
+}  // namespace
+
+void check_norms(Kernels& kernels) {
+  check_orders(kernels);
+  check_factors(kernels);
+  const auto c = constants_of(Rule::AdamDecoupled, 0);
+  for (const int skip : {0, 1}) {
+    Array gradient(Dtype::F32, 1027), master(Dtype::F32, 1027), m(Dtype::F32, 1027), v(Dtype::F32, 1027);
+    unsigned seed = 900;
+    for (auto* array : {&gradient, &master, &m, &v}) fill_near(*array, ++seed, 0.5f);
+    for (std::int64_t i = 0; i < 1027; ++i) v.floats()[i] = std::fabs(v.floats()[i]);
+    Array master2(master), m2(m), v2(v);
+    const auto range_of = [&](Array& p, Array& a, Array& b) {
+      return kernels::UpdateRange{p.floats(), {a.floats(), b.floats()}, gradient.data(), Dtype::F32, nullptr,
+                                  Dtype::F32};
+    };
+    kernels.update_by_norm(c, {1, 0.37f, skip}, {{range_of(master, m, v), 1027}});
+    if (skip == 0) kernels::update_range(c, range_of(master2, m2, v2), 0.37f, 0, 1027);
+    for (const auto& [got, expected] : {std::pair{&master, &master2}, {&m, &m2}, {&v, &v2}})
+      expect_same(*got, *expected, skip == 0 ? "by the norm's factor" : "skipped");
+  }
 }
 
 }  // namespace zero::test

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/cuda/interface.h"
 #include "kernels/elementwise.h"
 #include "kernels/update_simd.h"
 
@@ -29,6 +30,11 @@ class Kernels {
   virtual std::int64_t first_non_finite(const void* in, Dtype dtype, std::int64_t numel) = 0;
   virtual void update(const kernels::UpdateConstants& constants, float factor,
                       const std::vector<kernels::SizedRange>& ranges) = 0;
+  virtual void update_by_norm(const kernels::UpdateConstants& constants, const cuda::StepNorm& norm,
+                              const std::vector<kernels::SizedRange>& ranges) = 0;
+  virtual std::vector<double> add_sums(const std::vector<double>& sums, const std::vector<int>& order,
+                                       std::uint64_t tag) = 0;
+  virtual cuda::StepNorm step_norm(const std::vector<double>& parts, const cuda::NormSettings& settings) = 0;
 };
 
 void check_conversions(Kernels& kernels);
@@ -37,5 +43,6 @@ void check_scaling(Kernels& kernels);
 void check_square_sums(Kernels& kernels);
 void check_non_finite(Kernels& kernels);
 void check_updates(Kernels& kernels);
+void check_norms(Kernels& kernels);
 
 }  // namespace zero::test

@@ -131,6 +131,7 @@ TEST(GpuKernels, FindTheFirstNonFiniteValue) {
 TEST(GpuKernels, EveryUpdateRuleHasTheCpusBits) {
   ZERO_NEEDS_GPU();
   check_updates(kernels);
+  check_norms(kernels);
 }
 
 }  // namespace zero::test::kernels_test

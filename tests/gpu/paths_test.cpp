@@ -67,6 +67,16 @@ TEST(ByTheTable, EveryOptimizer) {
   }
 }
 
+TEST(ByTheTable, ParameterGroupsHaveTheirOwnConstants) {
+  for (const int world : {1, 2}) {
+    Training setup;
+    setup.world = world;
+    setup.steps = 4;
+    setup.extra = R"(, "libzero": {"parameter_groups": [{"pattern": "*bias", "weight_decay": 0, "lr": 0.03}]})";
+    expect_same_by_table(setup);
+  }
+}
+
 TEST(ByTheTable, UnusedFrozenAndTinyParameters) {
   for (const char* name : {"branches", "frozen", "tiny"})
     for (const int world : {1, 2})
@@ -93,6 +103,28 @@ TEST(ByTheTable, OverflowsAreSeen) {
     ASSERT_GT(run.overflows, 0);
     expect_same_by_table(setup);
   }
+}
+
+// The norm's exchange carries what ranks must have alike; nothing was updated when the difference is reported.
+TEST(ByTheTable, RanksThatDifferAreToldBeforeAnythingChanges) {
+  const ByTable by_table;
+  run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
+    auto module = make_module(problem("mlp"));
+    Training setup;
+    setup.stage = 1;
+    Engine engine(module, Options::from_json(json_of(setup)), comm);
+    const auto before = module->parameters()[0].detach().clone();
+    if (comm->rank() == 1) engine.set_lr(0, 0.5);
+    engine.backward(loss_of(problem("mlp"), *module, comm->rank(), 0, at::kFloat));
+    std::string text;
+    try {
+      engine.step();
+    } catch (const ConfigError& error) {
+      text = error.what();
+    }
+    EXPECT_NE(text.find("other rates of set_lr(), on rank 0 than on rank 1"), std::string::npos) << text;
+    EXPECT_TRUE(at::equal(module->parameters()[0], before));
+  });
 }
 
 }  // namespace

@@ -1,15 +1,16 @@
-// A GPU in software, for libtorch as `cuda:0`: what needs no GPU to be shown of code that uses one. libtorch's operators
-// run on the CPU as they are enqueued, so results have the CPU's bits; streams and events are clocks, and
-// gpu/happens_before.h finds accesses whose order is left to chance, also between a stream and the host (pinned memory is
-// protected while an operation may use it) and after a block of memory was freed and taken again. The host cannot touch
-// device memory. Only in a program that never loads libtorch's CUDA library.
+// A GPU in software, for libtorch as `cuda:0`: what needs no GPU to be shown of code that uses one. libtorch's
+// operators run on the CPU as they are enqueued, so results have the CPU's bits; streams and events are clocks, and
+// gpu/happens_before.h finds accesses whose order is left to chance, also between a stream and the host (pinned memory
+// is protected while an operation may use it) and after a block of memory was freed and taken again. The host cannot
+// touch device memory. Only in a program that never loads libtorch's CUDA library.
 #pragma once
 #include <string>
 #include <vector>
 
 namespace zero::test::simulated_gpu {
 
-// Makes libtorch and the engine see the device in this process, for its life. Call it before anything else asks for a GPU.
+// Makes libtorch and the engine see the device in this process, for its life. Call it before anything else asks for a
+// GPU.
 void install();
 
 // Whether Mark::reached and the like find an event reached before the host has waited for it. Both occur on a GPU.
@@ -18,12 +19,8 @@ void answer_queries_with(bool reached);
 // Accesses that are not ordered, since the last call.
 std::vector<std::string> take_faults();
 
-// What was enqueued, and how often the host waited for the device, since the last call.
-struct Counts {
-  std::vector<std::string> operations;  // "aten::mm", "zero::update", ...: in order, with the stream's number
-  int host_waits = 0;
-  int of(const std::string& name) const;  // operations of this name
-};
-Counts take_counts();
+// What was enqueued since the last call, in order: the stream's number and "aten::mm", "zero::update", ...; and "host
+// waits" where the host waited for the device.
+std::vector<std::string> take_operations();
 
 }  // namespace zero::test::simulated_gpu

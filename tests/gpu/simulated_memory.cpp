@@ -186,14 +186,14 @@ void Machine::stream_waits(int stream, const HappensBefore::Clock& clock) {
 void Machine::host_waits(const HappensBefore::Clock& clock) {
   const std::lock_guard lock(mutex_);
   if (order_.host_knows(clock)) return;
-  ++host_waits_;
+  operations_.push_back("host waits");
   order_.host_waits(clock);
   open_pages();
 }
 
 void Machine::host_waits_for_all() {
   const std::lock_guard lock(mutex_);
-  ++host_waits_;
+  operations_.push_back("host waits");
   order_.host_waits_for_all();
   open_pages();
 }
@@ -218,11 +218,6 @@ std::vector<std::string> Machine::take_faults() {
 std::vector<std::string> Machine::take_operations() {
   const std::lock_guard lock(mutex_);
   return std::exchange(operations_, {});
-}
-
-int Machine::take_host_waits() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(host_waits_, 0);
 }
 
 }  // namespace zero::test::simulated_gpu

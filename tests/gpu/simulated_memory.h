@@ -1,6 +1,7 @@
-// The memory of the simulated GPU: device memory, which the host cannot touch, and pinned host memory, which it cannot touch
-// while an operation of the device may use it. Both are mapped twice: at the address that the program sees, and at one that
-// operations use. An access of the host that is not ordered is noted as a fault, and the page is opened. Thread-safe.
+// The memory of the simulated GPU: device memory, which the host cannot touch, and pinned host memory, which it cannot
+// touch while an operation of the device may use it. Both are mapped twice: at the address that the program sees, and
+// at one that operations use. An access of the host that is not ordered is noted as a fault, and the page is opened.
+// Thread-safe.
 #pragma once
 #include <csignal>
 #include <cstddef>
@@ -19,8 +20,8 @@ class Machine {
  public:
   static Machine& get();  // of this process: a forked child gets one of its own
 
-  // Device memory for work on the stream; filled with NaNs. As libtorch's caching allocator, a freed block is used again for
-  // the same stream at once, whatever other streams do with it.
+  // Device memory for work on the stream; filled with NaNs. As libtorch's caching allocator, a freed block is used
+  // again for the same stream at once, whatever other streams do with it.
   void* allocate_device(std::size_t bytes, int stream);
   void free_device(void* data);
   // The block is in use by that stream too (record_stream): it is not used again.
@@ -54,11 +55,10 @@ class Machine {
   bool queries_are_reached = false;
   std::vector<std::string> take_faults();
   std::vector<std::string> take_operations();
-  int take_host_waits();
 
  private:
   struct Region {
-    char* seen = nullptr;    // by the program
+    char* seen = nullptr;     // by the program
     char* reached = nullptr;  // by operations
     std::size_t used = 0;
     bool holds(const void* data) const { return data >= seen && data < seen + kBytes; }
@@ -88,7 +88,6 @@ class Machine {
   std::multimap<std::size_t, void*> free_pinned_;
   std::map<char*, int> pages_;  // closed pages of pinned memory, and their protection
   std::vector<std::string> faults_, operations_;
-  int host_waits_ = 0;
   std::size_t allocated_ = 0, peak_ = 0;
 };
 

@@ -1,7 +1,7 @@
-// The engine on a GPU in software (gpu/simulated_gpu.h): every stage, recipe and tier has the CPU's bits, and no access to
-// memory is left to chance, between streams, with the host, or by taking freed memory again.
-#include <gtest/gtest.h>
+// The engine on a GPU in software (gpu/simulated_gpu.h): every stage, recipe and tier has the CPU's bits, and no access
+// to memory is left to chance, between streams, with the host, or by taking freed memory again.
 #include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "gpu/happens_before.h"
@@ -42,8 +42,9 @@ TEST(HappensBefore, AnotherStreamMustWaitForAnEvent) {
   order.operation(1, "adds", {{105, 2, false}, {110, 5, true}});
   EXPECT_EQ(order.take_faults(), std::vector<std::string>{});
   order.operation(0, "scales", {{100, 10, true}});  // overwrites what stream 1 may still read
-  EXPECT_EQ(order.take_faults(),
-            std::vector<std::string>{"stream 0: scales writes what stream 1's adds reads, and is not ordered after it"});
+  EXPECT_EQ(
+      order.take_faults(),
+      std::vector<std::string>{"stream 0: scales writes what stream 1's adds reads, and is not ordered after it"});
 }
 
 TEST(HappensBefore, OrderPassesThroughAThirdStreamAndTheHost) {
@@ -221,7 +222,8 @@ TEST_P(OnSimulatedGpu, ADelayedUpdateHasTheCpusBits) {
         setup.steps = 5;
         setup.zero = R"(, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true})";
         expect_the_cpus_bits(setup);
-        setup.zero = R"(, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "delayed_update": {"enabled": true})";
+        setup.zero =
+            R"(, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "delayed_update": {"enabled": true})";
         expect_the_cpus_bits(setup);
       }
 }
@@ -234,7 +236,8 @@ struct Segments : torch::nn::Module {
     torch::NoGradGuard no_grad;
     int seed = 0;
     for (auto& parameter : parameters())
-      parameter.copy_(at::rand(parameter.sizes(), at::detail::createCPUGenerator(static_cast<std::uint64_t>(++seed))) - 0.5);
+      parameter.copy_(at::rand(parameter.sizes(), at::detail::createCPUGenerator(static_cast<std::uint64_t>(++seed))) -
+                      0.5);
   }
   at::Tensor forward(at::Tensor x) {
     for (auto& layer : layers) {
@@ -288,9 +291,32 @@ TEST_P(OnSimulatedGpu, ActivationsComeBackAsTheyWere) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Queries, OnSimulatedGpu, ::testing::Bool(), [](const auto& info) {
-  return info.param ? "Reached" : "NotReached";
-});
+// The steps of a model of 14 units, 13 of them layers: libzero's launches, and where the host waits for the device.
+TEST_P(OnSimulatedGpu, AStepHasFewLaunchesAndTheHostWaitsAfterThem) {
+  for (const char* recipe : {"fp32", "bf16", "fp16"})
+    for (const int stage : {0, 1, 2, 3}) {
+      torch::nn::Sequential module;
+      for (int layer = 0; layer < 13; ++layer) module->push_back(torch::nn::Linear(16, 16));
+      module->to(kGpu);
+      auto setup = of("", recipe, stage);
+      Engine engine(module.ptr(), Options::from_json(json_of(setup)), Communicator::local());
+      for (int step = 0; step < 3; ++step) {
+        engine.backward(module->forward(at::ones({2, 16}).to(kGpu, dtype_of(setup))).to(at::kFloat).square().mean());
+        simulated_gpu::take_operations();
+        EXPECT_TRUE(engine.step().updated);
+        std::vector<std::string> names;
+        for (const auto& each : simulated_gpu::take_operations()) names.push_back(each.substr(each.find(' ') + 1));
+        if (step == 0)
+          names.erase(std::remove(names.begin(), names.end(), "aten::zero_"), names.end());  // memory is made
+        EXPECT_EQ(names, (std::vector<std::string>{"zero::sums_of_squares", "zero::add_sums", "zero::step_norm",
+                                                   "aten::copy_", "zero::update", "waits"}))
+            << recipe << ", stage " << stage << joined(names);
+      }
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Queries, OnSimulatedGpu, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Reached" : "NotReached"; });
 
 }  // namespace
 }  // namespace zero::test::simulated_test

@@ -196,12 +196,8 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
 void ShardedOptimizer::begin_step() {
   constants_.clear();
   for (int group = 0; group < num_parameter_groups(); ++group) constants_.push_back(constants_of(group, 0));
+  noted_.clear();  // of a step that failed
   in_step_ = true;
-}
-
-kernels::UpdateConstants ShardedOptimizer::constants_of(const Span& span) const {
-  return span.missed_steps == 0 ? constants_[static_cast<std::size_t>(span.parameter_group)]
-                                : constants_of(span.parameter_group, span.missed_steps);
 }
 
 namespace {
@@ -219,7 +215,7 @@ kernels::UpdateRange range_of(const Span& span, int num_slots) {
 
 }  // namespace
 
-void ShardedOptimizer::update(std::span<const Span> spans, float factor) {
+void ShardedOptimizer::update(std::span<const Span> spans, std::optional<float> factor) {
   ZERO_CHECK(in_step_, "[ShardedOptimizer::update] got a span outside begin_step and end_step");
   for (const auto& span : spans) {
     ZERO_CHECK(span.parameter_group >= 0 && span.parameter_group < num_parameter_groups(),
@@ -227,36 +223,35 @@ void ShardedOptimizer::update(std::span<const Span> spans, float factor) {
                num_parameter_groups());
     ZERO_CHECK(span.numel >= 0, "[ShardedOptimizer::update] got ", span.numel, " elements, expected 0 or more");
   }
-  std::vector<kernels::SizedRange> together;  // spans from `first` on, with the same constants
-  const Span* first = nullptr;
-  const auto update_together = [&] {
-    if (!together.empty()) ranges_update_(constants_of(*first), factor, together);
-    together.clear();
-  };
+  ZERO_CHECK(factor.has_value() || ranges_update_, "[ShardedOptimizer::update] got no factor for host memory");
   for (const auto& span : spans) {
     if (span.numel == 0) continue;
     const auto range = range_of(span, num_slots());
-    if (!ranges_update_) {
-      const auto constants = constants_of(span);
-      kernels::parallel_ranges(span.numel, [&](std::int64_t begin, std::int64_t end) {
-        kernels::update_range(constants, range, factor, begin, end);
-      });
+    if (ranges_update_) {
+      noted_[{span.parameter_group, span.missed_steps}].push_back({range, span.numel});
+      noted_factor_ = factor;
       continue;
     }
-    if (first != nullptr &&
-        (span.parameter_group != first->parameter_group || span.missed_steps != first->missed_steps))
-      update_together();
-    if (together.empty()) first = &span;
-    together.push_back({range, span.numel});
+    const auto constants = constants_in_step(span.parameter_group, span.missed_steps);
+    kernels::parallel_ranges(span.numel, [&](std::int64_t begin, std::int64_t end) {
+      kernels::update_range(constants, range, *factor, begin, end);
+    });
   }
-  update_together();
+}
+
+void ShardedOptimizer::complete_updates() {
+  for (const auto& [which, ranges] : std::exchange(noted_, {}))
+    ranges_update_(constants_in_step(which.first, which.second), noted_factor_, ranges);
 }
 
 void ShardedOptimizer::end_step() {
   ZERO_CHECK(in_step_, "[ShardedOptimizer::end_step] got no begin_step before it");
+  ZERO_CHECK(noted_.empty(), "[ShardedOptimizer::end_step] got no complete_updates before it");
   ++applied_;
   in_step_ = false;
 }
+
+void ShardedOptimizer::cancel_step() { in_step_ = false; }
 
 void ShardedOptimizer::set_applied_steps(std::int64_t applied) {
   if (applied < 0)

@@ -4,6 +4,8 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +40,7 @@ bool pattern_names(std::string_view pattern, std::string_view name, const std::v
 // be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
 // operations] in update_simd.cpp). A step is
 //   begin_step();  update(span, factor) for every element of the model's shard once;  end_step();
+// or cancel_step(), if nothing was updated.
 class ShardedOptimizer {
  public:
   // Group i + 1 has the parameters that entry i of `groups` matches, group 0 all others. Throws ConfigError if there is
@@ -72,14 +75,17 @@ class ShardedOptimizer {
   // Updates master, slots and parameter with gradient * factor (see optim/clipping.h). Uses OpenMP threads for large
   // spans. InternalError outside a step or for null pointers.
   void update(const Span& span, float factor) { update(std::span(&span, 1), factor); }
-  void update(std::span<const Span> spans, float factor);
+  void update(std::span<const Span> spans, std::optional<float> factor);
+  void complete_updates();
   void end_step();
+  void cancel_step();
 
-  // Updates ranges that are not in host memory, as update_range does.
-  using RangesUpdate = std::function<void(const kernels::UpdateConstants& constants, float factor,
+  // Updates ranges that are not in host memory, as update_range does. No factor: the one that is in device memory, too.
+  using Factor = std::optional<float>;
+  using RangesUpdate = std::function<void(const kernels::UpdateConstants& constants, Factor factor,
                                           std::span<const kernels::SizedRange> ranges)>;
-  // Sets the function that update() calls, once for consecutive spans with the same constants; null: spans are in host
-  // memory.
+  // Spans are not in host memory: update() notes them, and complete_updates() calls the function for those with the
+  // same constants together. Until then they are not freed. null: spans are in host memory.
   void set_ranges_update(RangesUpdate ranges_update) { ranges_update_ = std::move(ranges_update); }
 
   // Updates performed; determines bias correction and schedule. Stored in checkpoints.
@@ -93,7 +99,9 @@ class ShardedOptimizer {
     double weight_decay;
   };
   kernels::UpdateConstants constants_of(int group, std::int64_t missed_steps) const;
-  kernels::UpdateConstants constants_of(const Span& span) const;
+  kernels::UpdateConstants constants_in_step(int group, std::int64_t missed_steps) const {
+    return missed_steps == 0 ? constants_[static_cast<std::size_t>(group)] : constants_of(group, missed_steps);
+  }
   kernels::Rule rule() const;
 
   config::OptimizerSettings settings_;
@@ -103,6 +111,8 @@ class ShardedOptimizer {
   std::int64_t applied_ = 0;
   bool in_step_ = false;
   RangesUpdate ranges_update_;
+  std::map<std::pair<int, std::int64_t>, std::vector<kernels::SizedRange>> noted_;  // by group and missed steps
+  Factor noted_factor_;
   std::vector<kernels::UpdateConstants> constants_;  // per group, while in a step
 };
 

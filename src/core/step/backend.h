@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -102,6 +103,13 @@ class CommOps {
   virtual void barrier() = 0;
 };
 
+// The groups in the order of their sums; the rest as in optim/clipping.h.
+struct NormRequest {
+  std::vector<int> groups;
+  double scale = 1, clip = 0, postmultiply = 1;
+  bool checks_overflow = true;
+};
+
 class TensorOps {
  public:
   virtual ~TensorOps() = default;
@@ -124,6 +132,11 @@ class TensorOps {
   // offset: the position of `values` in the range of which they are the end.
   virtual void square(int group, int slot, View values, std::int64_t offset) = 0;
   virtual double sum_of_squares(int group) = 0;
+  // Starts computing the step's norm and the factor of its update where the sums are, in place of sum_of_squares(), and
+  // returns true if the host need not wait: updates can then begin without a factor. end_norm() returns the total sum
+  // of squares over all ranks, and throws if ranks differ in what they train.
+  virtual bool begin_norm(const NormRequest&) { return false; }
+  virtual double end_norm() { return 0; }
   // Between an IoBuffer and a File. wait() throws IoError, also for a wrong checksum. The IoBuffer is not accessed
   // before wait(). B
   virtual WorkPtr read(View to, View file) = 0;
@@ -156,13 +169,14 @@ struct UpdateTarget {
 class UpdateOps {
  public:
   virtual ~UpdateOps() = default;
-  // Around all updates of a step: bias correction, learning rates.
-  virtual void begin_update() = 0;
-  virtual void end_update() = 0;
+  // Around all updates of a step: bias correction, learning rates. factor: of every gradient element; none: that of
+  // TensorOps::begin_norm(), which may also skip the updates; then applied is false.
+  virtual void begin_update(std::optional<float> factor) = 0;
+  virtual void end_update(bool applied) = 0;
   // Updates elements [begin, begin + numel) of the range whose states this rank owns. grads none: reads the members'
-  // .grad. B
-  virtual void update(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget& target, View grads,
-                      float factor) = 0;
+  // .grad. A GPU's updates may begin as late as in complete_updates(). B
+  virtual void update(int group, std::int64_t begin, std::int64_t numel, const UpdateTarget& target, View grads) = 0;
+  virtual void complete_updates() = 0;  // B
   // Starts a job on another thread. No job is running.
   virtual void run_async(std::function<void()> job) = 0;
   // Waits for the job and rethrows its exception.

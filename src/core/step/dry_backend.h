@@ -65,9 +65,10 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   void set_gradient(int, int, View) override {}
   void drop_gradients(int) override {}
   void release_gradient(View arrived) override { released(arrived.buffer); }
-  void begin_update() override {}
-  void end_update() override {}
-  void update(int, std::int64_t, std::int64_t, const UpdateTarget&, View, float) override {}
+  void begin_update(std::optional<float>) override {}
+  void end_update(bool) override {}
+  void update(int, std::int64_t, std::int64_t, const UpdateTarget&, View) override {}
+  void complete_updates() override {}
   void run_async(std::function<void()> job) override {
     if (beside) beside(true);
     job();

@@ -140,6 +140,7 @@ struct RunFacts {
   std::int64_t allgather_numel = 0;  // limit of concurrent all-gathers of updated parameters
   int fetch_ahead = 0;               // shards fetched from a file beyond the group that is unsharded ahead
   bool keeps_snapshots = false;      // two snapshots of all that a rank stores are in host memory
+  bool updates_together = false;     // of all groups before the first all-gather: a GPU
   bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }

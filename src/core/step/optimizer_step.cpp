@@ -99,7 +99,7 @@ void OptimizerStep::read_ahead(std::size_t done, std::size_t all) {
   if (c_.facts.pipeline_read) read_until(slots_.size() * done / all);
 }
 
-void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
+void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
   auto& group = *tile.group;
   const auto& segment = segment_of(tile);
   const auto& rests = group.states[tile.segment];
@@ -125,7 +125,7 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
   const auto bytes = tile.numel * state_width(c_.facts);
   {
     const auto seen = observe(tile, OpKind::Update, OpReason::Update, at, at, bytes);
-    c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source(), factor);
+    c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source());
   }
   if (in_file) {
     slot->writes.begin(observe(tile, OpKind::StoreStates, OpReason::Leaves, Tier::Host, Tier::File, bytes));
@@ -142,7 +142,7 @@ void OptimizerStep::update(const Tile& tile, float factor, To to, Slot* slot) {
   slot->param_write.add(c_.backend.tensors.write(resting, target.param));
 }
 
-void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& updated) {
+void OptimizerStep::run(To to, const std::function<void(Group&)>& updated) {
   // One slot is left for the tile after next, so that its write can complete during an update.
   const auto ahead = c_.facts.pipeline_read ? std::max<std::size_t>(slots_.size(), 2) - 1 : 1;
   std::size_t next = 0;
@@ -150,12 +150,12 @@ void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& 
     for (std::size_t s = 0; s < group->facts.segments.size(); ++s) {
       const auto& segment = group->facts.segments[s];
       if (!goes_by_tiles(segment)) {
-        if (segment.numel > 0) update({group.get(), s, 0, segment.numel}, factor, to, nullptr);
+        if (segment.numel > 0) update({group.get(), s, 0, segment.numel}, to, nullptr);
         continue;
       }
       for (; next < tiles_.size() && tiles_[next].group == group.get() && tiles_[next].segment == s; ++next) {
         read_until(next + ahead);
-        update(tiles_[next], factor, to, &slot_of(next));
+        update(tiles_[next], to, &slot_of(next));
         if (!c_.facts.pipeline_write) {
           slot_of(next).param_write.wait();
           slot_of(next).writes.wait();
@@ -163,8 +163,11 @@ void OptimizerStep::run(float factor, To to, const std::function<void(Group&)>& 
       }
     }
     if (to == To::Params && group->facts.trainable) group->params->mark_updated();
-    updated(*group);
+    if (!c_.facts.updates_together) updated(*group);
   }
+  c_.backend.optimizer.complete_updates();
+  for (const auto& group : groups_)
+    if (c_.facts.updates_together) updated(*group);
   for (auto& slot : slots_) slot.param_write.wait();  // parameters are needed next; states only in the next run
   read_ = 0;
 }

@@ -24,9 +24,9 @@ class OptimizerStep {
   // effect without pipeline_read.
   void read_ahead(std::size_t done, std::size_t all);
   enum class To { Params, PendingParams };
-  // Updates every group in order. `updated` is called when a group's new parameters are stored or being written to a
-  // file.
-  void run(float factor, To to, const std::function<void(Group&)>& updated);
+  // Updates every group in order, after the backend's begin_update(). `updated` is called when a group's new parameters
+  // are stored or being written to a file; on a GPU after the updates of all groups, which are one launch.
+  void run(To to, const std::function<void(Group&)>& updated);
   // Waits until no operation is pending; drops prefetched tiles.
   void settle();
 
@@ -49,7 +49,7 @@ class OptimizerStep {
   void make_slots(std::int64_t numel, std::int64_t count);
   void give_slots();
   void read_until(std::size_t end);
-  void update(const Tile& tile, float factor, To to, Slot* slot);
+  void update(const Tile& tile, To to, Slot* slot);
   std::unique_ptr<Observed> observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to,
                                     std::int64_t bytes);
   const Segment& segment_of(const Tile& tile) const { return tile.group->facts.segments[tile.segment]; }

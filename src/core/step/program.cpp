@@ -212,11 +212,15 @@ bool StepProgram::at_boundary() const {
 // --- step() -----------------------------------------------------------------------------------
 
 // Adds group by group and rank by rank in one order: the same bits on every rank and under every sharding policy.
-StepOutcome StepProgram::norm_and_overflow() {
+double StepProgram::sum_of_squares() {
   double mine = 0;
   for (const auto* group : reduce_order_) mine += c_.backend.tensors.sum_of_squares(group->index);
   double total = 0;
   for (const double part : c_.backend.comm.exchange(mine)) total += part;
+  return total;
+}
+
+StepOutcome StepProgram::outcome_of(double total) const {
   const double norm = std::sqrt(total) * static_cast<double>(facts_.postmultiply) / scaler_.scale();
   return {.acted = true,
           .overflow = facts_.checks_overflow && !std::isfinite(total),
@@ -227,16 +231,34 @@ StepOutcome StepProgram::step() {
   if (!at_boundary()) return {};
   prefetcher_->end_pass();  // an evaluation may have left groups unsharded
   close_accumulation();
-  auto outcome = norm_and_overflow();
   const double scale = scaler_.scale();
-  outcome.give_up = scaler_.update(outcome.overflow);
   const bool delay = delays();
+  step::NormRequest request{{}, scale, facts_.clip, facts_.postmultiply, facts_.checks_overflow};
+  for (const auto* group : reduce_order_) request.groups.push_back(group->index);
+  // Where the norm is in the GPU's memory, the update is enqueued before the host knows it.
+  const bool enqueued = facts_.updates_together && !delay && !pending_ && c_.backend.tensors.begin_norm(request);
+  if (enqueued) {
+    begin_apply(std::nullopt);
+    apply();
+  }
+  auto outcome = outcome_of(enqueued ? c_.backend.tensors.end_norm() : sum_of_squares());
+  if (enqueued) c_.backend.optimizer.end_update(!outcome.overflow);
+  outcome.give_up = scaler_.update(outcome.overflow);
   ++step_;
   accumulated_ = {};
   outcome.updated = finish_delayed();
   if (outcome.give_up) return outcome;
   if (!outcome.overflow) {
-    apply(optim::gradient_factor(scale, outcome.norm, facts_.clip, facts_.postmultiply), delay);
+    if (!enqueued) {
+      begin_apply(optim::gradient_factor(scale, outcome.norm, facts_.clip, facts_.postmultiply));
+      if (delay) {
+        pending_ = true;
+        c_.backend.optimizer.run_async([this] { optimizer_->run(OptimizerStep::To::PendingParams, [](Group&) {}); });
+      } else {
+        apply();
+        c_.backend.optimizer.end_update(true);
+      }
+    }
     outcome.updated |= !delay;
   }
   for (const auto& group : groups_) group->grads->clear();
@@ -244,18 +266,14 @@ StepOutcome StepProgram::step() {
   return outcome;
 }
 
-void StepProgram::apply(float factor, bool delay) {
+void StepProgram::begin_apply(std::optional<float> factor) {
   for (const auto& group : groups_) group->grads->hand_over();
-  c_.backend.optimizer.begin_update();
-  if (delay) {
-    pending_ = true;
-    c_.backend.optimizer.run_async(
-        [this, factor] { optimizer_->run(factor, OptimizerStep::To::PendingParams, [](Group&) {}); });
-    return;
-  }
-  optimizer_->run(factor, OptimizerStep::To::Params, [this](Group& group) { all_gather(group); });
+  c_.backend.optimizer.begin_update(factor);
+}
+
+void StepProgram::apply() {
+  optimizer_->run(OptimizerStep::To::Params, [this](Group& group) { all_gather(group); });
   finish_all_gathers(0);
-  c_.backend.optimizer.end_update();
 }
 
 // Makes the result of the background update current. Returns whether there was one.
@@ -267,7 +285,7 @@ bool StepProgram::finish_delayed() {
     all_gather(*group);
   }
   finish_all_gathers(0);
-  c_.backend.optimizer.end_update();
+  c_.backend.optimizer.end_update(true);
   return true;
 }
 
@@ -303,7 +321,7 @@ void StepProgram::begin_replacing() {
   prefetcher_->end_pass();
   if (pending_.exchange(false)) {
     c_.backend.optimizer.join();
-    c_.backend.optimizer.end_update();
+    c_.backend.optimizer.end_update(true);
   }
   optimizer_->settle();
 }

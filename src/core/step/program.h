@@ -123,8 +123,10 @@ class StepProgram {
   void serve_blocks();
   void reduce_ready();
   void finish_reductions(std::size_t most_in_flight);
-  StepOutcome norm_and_overflow();
-  void apply(float factor, bool delay);
+  StepOutcome outcome_of(double total) const;
+  double sum_of_squares();
+  void begin_apply(std::optional<float> factor);
+  void apply();
   bool finish_delayed();
   void all_gather(Group& group);
   void finish_all_gathers(std::int64_t numel_under_way);

@@ -363,7 +363,11 @@ void build(Parts& parts) {
     return "";
   });
   parts.groups = parts.tiers->facts();
-  if (!parts.tiers->offloads()) parts.optimizer->set_ranges_update(ranges_update_on(parts.device));
+  if (!parts.tiers->offloads() && kernels_for(parts.device) != nullptr) {
+    parts.optimizer->set_ranges_update(
+        ranges_update_on(parts.device, [&parts] { return parts.backend->tensors.norm(); }));
+    parts.run.updates_together = true;
+  }
   parts.relay.reporting([&] {
     parts.tiers->check_buffers(parts.groups);
     make_backend(parts, found, std::move(axes));

@@ -16,6 +16,14 @@ namespace zero::engine {
 Stepper::Stepper(Parts& parts, const Checks& checks, Backward& backward, ForwardListener& listener)
     : p_(parts), checks_(checks), backward_(backward), listener_(listener) {
   p_.backend->comm.exchange_norms = [this](double mine) { return exchange_norms(mine); };
+  if (!p_.run.updates_together || p_.axis_groups.size() > 1) return;  // experts are compared before the update
+  p_.backend->tensors.combine_norms(
+      {p_.comm->size(), [this](const at::Tensor& out, const at::Tensor& in) { p_.comm->all_gather(out, in)->wait(); },
+       [this] { return p_.comm->size() == 1 ? 0 : hash_of_choices(); },
+       [this](const auto& parts) {
+         check_choices(parts);
+         p_.relay.forget();  // all ranks have communicated
+       }});
 }
 
 namespace {
@@ -120,34 +128,34 @@ std::uint64_t Stepper::hash_of_choices() const {
 }
 
 std::vector<double> Stepper::exchange_norms(double squares) {
-  struct Mine {
-    double squares = 0;
-    std::uint64_t choices = 0;
-  } mine{squares, 0};
+  DeviceNorm::Part mine{squares, 0};
   std::vector<double> norms;
   if (p_.comm->size() == 1) {
     norms.push_back(squares);
   } else {
-    mine.choices = hash_of_choices();
+    mine.tag = hash_of_choices();
     compare_experts(p_);
     const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait, "norm");
-    std::string different;
-    std::uint64_t of_first = 0;
+    std::vector<DeviceNorm::Part> all;
     for (const auto& text : p_.comm->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-      Mine theirs;
-      ZERO_CHECK(text.size() == sizeof theirs, "a norm of ", text.size(), " bytes");
-      std::memcpy(&theirs, text.data(), sizeof theirs);
-      if (norms.empty()) of_first = theirs.choices;
-      if (theirs.choices != of_first) different += base::join(different.empty() ? "" : ", ", norms.size());
-      norms.push_back(theirs.squares);
+      ZERO_CHECK(text.size() == sizeof mine, "a norm of ", text.size(), " bytes");
+      std::memcpy(&all.emplace_back(), text.data(), sizeof mine);
+      norms.push_back(all.back().sum);
     }
-    if (!different.empty())
-      throw ConfigError(p_.where("step") +
-                        "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
-                        ". Hint: call requires_grad_() and set_lr() alike on every rank.");
+    check_choices(all);
   }
   p_.relay.forget();  // all ranks have communicated
   return norms;
+}
+
+void Stepper::check_choices(const std::vector<DeviceNorm::Part>& parts) const {
+  std::string different;
+  for (std::size_t rank = 1; rank < parts.size(); ++rank)
+    if (parts[rank].tag != parts[0].tag) different += base::join(different.empty() ? "" : ", ", rank);
+  if (!different.empty())
+    throw ConfigError(p_.where("step") +
+                      "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
+                      ". Hint: call requires_grad_() and set_lr() alike on every rank.");
 }
 
 std::string Stepper::find_non_finite() const {

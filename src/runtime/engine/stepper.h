@@ -23,6 +23,8 @@ class Stepper {
  private:
   std::vector<double> exchange_norms(double mine);
   std::uint64_t hash_of_choices() const;
+  // ConfigError if a rank's hash differs from rank 0's.
+  void check_choices(const std::vector<DeviceNorm::Part>& parts) const;
   [[noreturn]] void fail_numerically();
   std::string find_non_finite() const;
 

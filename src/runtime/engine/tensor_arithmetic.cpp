@@ -13,7 +13,6 @@
 namespace zero::engine {
 namespace {
 
-cuda::Place place_on(at::Device device) { return {device.index(), gpu::native_stream(device)}; }
 std::atomic<const cuda::Interface*> host_kernels{nullptr};
 
 void check_same(const char* what, const Stretch& a, const Stretch& b) {
@@ -22,6 +21,8 @@ void check_same(const char* what, const Stretch& a, const Stretch& b) {
 }
 
 }  // namespace
+
+cuda::Place place_on(at::Device device) { return {device.index(), gpu::native_stream(device)}; }
 
 const cuda::Interface* kernels_for(at::Device device) {
   return device.is_cpu() ? host_kernels.load(std::memory_order_relaxed) : &cuda::interface("[Engine]");
@@ -50,14 +51,18 @@ void scale(const Stretch& data, float factor) {
   cuda::check(kernels->scale(place_on(data.device), data.data, data.dtype, factor, data.numel), "scale");
 }
 
-optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device) {
+optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device, std::function<const cuda::StepNorm*()> norm) {
   const auto* kernels = kernels_for(device);
   if (kernels == nullptr) return nullptr;
-  return [device, kernels](const kernels::UpdateConstants& constants, float factor,
-                           std::span<const kernels::SizedRange> ranges) {
-    cuda::check(kernels->update(place_on(device), &constants, factor, ranges.data(), static_cast<int>(ranges.size())),
-                "update");
-  };
+  return
+      [device, kernels, norm = std::move(norm)](const kernels::UpdateConstants& constants, std::optional<float> factor,
+                                                std::span<const kernels::SizedRange> ranges) {
+        const auto count = static_cast<int>(ranges.size());
+        const auto place = place_on(device);
+        cuda::check(factor ? kernels->update(place, &constants, *factor, ranges.data(), count)
+                           : kernels->update_by_norm(place, &constants, norm(), ranges.data(), count),
+                    "update");
+      };
 }
 
 void DeviceSums::enqueue() {

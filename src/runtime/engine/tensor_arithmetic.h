@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -40,6 +41,8 @@ struct Stretch {
 // The kernels for a device's memory; null for host memory, which kernels/elementwise.h handles. ConfigError for an
 // unusable GPU.
 const cuda::Interface* kernels_for(at::Device device);
+// The device's current stream.
+cuda::Place place_on(at::Device device);
 // For tests without a GPU: host memory is handled by these kernels, as a GPU's would be. null: restores the default.
 void serve_host_memory_by(const cuda::Interface* kernels);
 
@@ -49,7 +52,8 @@ void accumulate(const Stretch& to, const Stretch& from);
 void scale(const Stretch& data, float factor);
 
 // The function that ShardedOptimizer calls for spans on this device; null if it handles them itself.
-optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device);
+// norm: where the device's norm is, for updates without a factor.
+optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device, std::function<const cuda::StepNorm*()> norm);
 
 // Sums of squares that GPU kernels leave in device memory. One launch computes those of many vectors, and the host
 // reads all of them with one wait per norm.
@@ -62,6 +66,8 @@ class DeviceSums {
   void cancel(int index) { noted_.erase(index); }
   // Enqueues what was noted. Until then the values do not change.
   void enqueue();
+  // In device memory, by index; undefined before the first enqueue().
+  const at::Tensor& sums() const { return sums_; }
   // Enqueues it and blocks until all sums are in host memory.
   void fetch();
   double operator[](int index) const { return values_[static_cast<std::size_t>(index)]; }

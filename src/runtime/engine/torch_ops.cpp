@@ -178,6 +178,37 @@ double TorchTensorOps::sum_of_squares(int group) {
   return sum;
 }
 
+void TorchTensorOps::combine_norms(DeviceNorms how) {
+  how_ = std::move(how);
+  norm_ = squares_on_device() ? std::make_unique<DeviceNorm>(buffers_.setup().device, how_.ranks) : nullptr;
+}
+
+bool TorchTensorOps::begin_norm(const step::NormRequest& request) {
+  if (!norm_) return false;
+  std::vector<int> order;
+  for (const int group : request.groups) {
+    for (const auto& [slot, square] : squares_[group]) {
+      if (square.on_device < 0) return false;
+      order.push_back(square.on_device);
+    }
+    order.push_back(-1);
+  }
+  if (order.size() > cuda::kMaxOrder) return false;
+  device_sums_->enqueue();
+  if (!device_sums_->sums().defined()) return false;
+  norm_->begin(device_sums_->sums(), order, how_.tag(),
+               {request.scale, request.clip, request.postmultiply, request.checks_overflow ? 1 : 0}, how_.gather);
+  return true;
+}
+
+double TorchTensorOps::end_norm() {
+  const auto parts = norm_->end();
+  how_.check(parts);
+  double total = 0;
+  for (const auto& part : parts) total += part.sum;
+  return total;
+}
+
 // --- files ------------------------------------------------------------------------------------
 
 step::WorkPtr TorchTensorOps::read(step::View to, step::View file) {

@@ -1,10 +1,12 @@
 // Element-wise operations and transfers of the step program, by the host's or the GPU's kernels.
 #pragma once
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <vector>
 
+#include "engine/device_norm.h"
 #include "engine/torch_buffers.h"
 
 namespace zero::engine {
@@ -33,11 +35,21 @@ class TorchTensorOps final : public step::TensorOps {
   void read_squared() override;
   void square(int group, int slot, step::View values, std::int64_t offset) override;
   double sum_of_squares(int group) override;
+  bool begin_norm(const step::NormRequest& request) override;
+  double end_norm() override;
   step::WorkPtr read(step::View to, step::View file) override;
   step::WorkPtr write(step::View file, step::View from) override;
 
-  // Whether sums of squares are computed on the device; the host then waits for them once a step.
   bool squares_on_device() const { return device_sums_ != nullptr; }
+  // How ranks combine their norms on the device; without it the host waits for the sums of each step.
+  struct DeviceNorms {
+    int ranks = 1;
+    DeviceNorm::Gather gather;
+    std::function<std::uint64_t()> tag;                               // of what ranks must have alike
+    std::function<void(const std::vector<DeviceNorm::Part>&)> check;  // throws if they do not
+  };
+  void combine_norms(DeviceNorms how);
+  const cuda::StepNorm* norm() const { return norm_->get(); }
   // Stores a sum that was computed on the host.
   void set_square(int group, int slot, double sum);
 
@@ -58,6 +70,8 @@ class TorchTensorOps final : public step::TensorOps {
   std::unique_ptr<DeviceSums> device_sums_;
   std::vector<int> first_sum_;  // in device_sums_, by group
   bool fetched_ = false;
+  DeviceNorms how_;
+  std::unique_ptr<DeviceNorm> norm_;
   // Device memory that the offload stream is reading, oldest first.
   struct Sent {
     gpu::Mark mark;

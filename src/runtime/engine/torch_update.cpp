@@ -33,12 +33,26 @@ void TorchUpdate::set_missed_steps(int group, std::vector<std::int64_t> missed) 
   cut_runs(group);
 }
 
-void TorchUpdate::begin_update() {
-  for (std::size_t g = 0; g < runs_.size(); ++g) runs_[g].count(binding_.group(static_cast<int>(g)).gradients);
+namespace {
+
+void count_missed(std::vector<UpdateRuns>& runs, ModelBinding& binding) {
+  for (std::size_t g = 0; g < runs.size(); ++g) runs[g].count(binding.group(static_cast<int>(g)).gradients);
+}
+
+}  // namespace
+
+// A delayed update ends after requires_grad may have changed, one by the device's norm may not be applied.
+void TorchUpdate::begin_update(std::optional<float> factor) {
+  factor_ = factor;
+  if (factor_) count_missed(runs_, binding_);
   optimizer_.begin_step();
 }
 
-void TorchUpdate::end_update() { optimizer_.end_step(); }
+void TorchUpdate::end_update(bool applied) {
+  if (!applied) return optimizer_.cancel_step();
+  if (!factor_) count_missed(runs_, binding_);
+  optimizer_.end_step();
+}
 
 void TorchUpdate::run_async(std::function<void()> job) {
   ZERO_CHECK(!async_job_.valid() || base::is_ready(async_job_), "[TorchUpdate::run_async] a job is running");
@@ -59,8 +73,13 @@ void TorchUpdate::settle() noexcept {
   if (async_job_.valid()) async_job_.wait();  // its result and its error are not needed any more
 }
 
+void TorchUpdate::complete_updates() {
+  optimizer_.complete_updates();
+  zeros_.clear();
+}
+
 void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,
-                         step::View grads, float factor) {
+                         step::View grads) {
   auto& bound = binding_.group(group);
   const auto& facts = bound.facts;
   const auto end = begin + numel;
@@ -102,15 +121,20 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     for (const auto& piece : pieces)
       if (!bound.gradients.kept(piece.parameter).defined() && group_of(piece) != UpdateRuns::kFrozen)
         longest_missing = std::max(longest_missing, piece.numel);
-    const auto zeros = at::zeros(
-        {longest_missing}, at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device));
+    const void* zeros = nullptr;
+    if (longest_missing > 0) {
+      const auto like = at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device);
+      zeros_.push_back(at::zeros({longest_missing}, like));
+      zeros = zeros_.back().const_data_ptr();
+    }
     for (const auto& piece : pieces) {
       const auto& grad = bound.gradients.kept(piece.parameter);
       update(begin + piece.range_begin, piece.numel, group_of(piece), missed_steps(group)[piece.parameter],
-             grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width
-                            : zeros.const_data_ptr());
+             grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width : zeros);
     }
-    return optimizer_.update(spans, factor);
+    optimizer_.update(spans, factor_);
+    if (!run_.updates_together) zeros_.clear();
+    return;
   }
   const auto shift = grads.numel == facts.owned() ? 0 : run_.owned_begin(facts);
   const auto* const first_gradient = static_cast<const char*>(buffers_.data(grads));
@@ -120,7 +144,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
       update(first, last - first, run.parameter_group, run.missed_steps,
              first_gradient + (shift + first) * width(grads.dtype));
   }
-  optimizer_.update(spans, factor);
+  optimizer_.update(spans, factor_);
 }
 
 }  // namespace zero::engine

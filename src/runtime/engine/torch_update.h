@@ -2,6 +2,7 @@
 // parameters. Delayed updates run in a separate thread (ZeRO-Offload, arXiv:2101.06840, section 5.2).
 #pragma once
 #include <future>
+#include <optional>
 #include <vector>
 
 #include "base/executor.h"
@@ -17,10 +18,11 @@ class TorchUpdate final : public step::UpdateOps {
   TorchUpdate(optim::ShardedOptimizer& optimizer, ModelBinding& binding, TorchBuffers& buffers,
               const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups, observe::Trace& trace);
 
-  void begin_update() override;
-  void end_update() override;
-  void update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target, step::View grads,
-              float factor) override;
+  void begin_update(std::optional<float> factor) override;
+  void end_update(bool applied) override;
+  void update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,
+              step::View grads) override;
+  void complete_updates() override;
   void run_async(std::function<void()> job) override;
   void join() override;
   // Waits until no job is running and ignores its errors.
@@ -39,7 +41,9 @@ class TorchUpdate final : public step::UpdateOps {
   TorchBuffers& buffers_;
   const step::RunFacts& run_;
   observe::Trace& trace_;
-  std::vector<UpdateRuns> runs_;        // by group
+  std::vector<UpdateRuns> runs_;  // by group
+  std::optional<float> factor_;
+  std::vector<at::Tensor> zeros_;       // in place of missing gradients, until complete_updates()
   std::shared_future<void> async_job_;  // the last job; its error is rethrown until the next begins
   base::Executor thread_;               // last: its job uses the members above
 };

@@ -19,8 +19,8 @@ struct Plugin {
 // Loads at the first call; the result never changes. Throws only if out of memory. Thread-safe.
 const Plugin& plugin();
 
-// For tests without a GPU: these kernels serve the GPU that the test has given to libtorch; nothing is loaded. Before the
-// first query.
+// For tests without a GPU: these kernels serve the GPU that the test has given to libtorch; nothing is loaded. Before
+// the first query.
 void serve_gpu_by(const Interface* kernels);
 
 // plugin().interface; throws ConfigError with the reason. `where` as in "[Engine]".

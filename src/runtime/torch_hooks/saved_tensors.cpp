@@ -18,8 +18,8 @@ thread_local Recorder* recorder = nullptr;
 thread_local bool silent = false;  // a Recording with nullptr is active
 
 // The public interface for such hooks, a stack of default hooks, takes Python objects only. Only the hooks differ: the
-// base engine runs the graphs, because libtorch starts the threads of a GPU once in a process, for the engine that needs
-// them first.
+// base engine runs the graphs, because libtorch starts the threads of a GPU once in a process, for the engine that
+// needs them first.
 struct RecordingEngine final : torch::autograd::Engine {
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs, bool keep_graph,

@@ -50,6 +50,9 @@ ZERO_HOST_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
 ZERO_HOST_DEVICE float square_root(float a) { return __fsqrt_rn(a); }
 ZERO_HOST_DEVICE float fused_multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 ZERO_HOST_DEVICE double add(double a, double b) { return __dadd_rn(a, b); }
+ZERO_HOST_DEVICE double multiply(double a, double b) { return __dmul_rn(a, b); }
+ZERO_HOST_DEVICE double divide(double a, double b) { return __ddiv_rn(a, b); }
+ZERO_HOST_DEVICE double square_root(double a) { return __dsqrt_rn(a); }
 ZERO_HOST_DEVICE double fused_multiply_add(double a, double b, double c) { return __fma_rn(a, b, c); }
 #else
 ZERO_HOST_DEVICE float add(float a, float b) { return a + b; }
@@ -59,6 +62,9 @@ ZERO_HOST_DEVICE float divide(float a, float b) { return a / b; }
 ZERO_HOST_DEVICE float square_root(float a) { return std::sqrt(a); }
 ZERO_HOST_DEVICE float fused_multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 ZERO_HOST_DEVICE double add(double a, double b) { return a + b; }
+ZERO_HOST_DEVICE double multiply(double a, double b) { return a * b; }
+ZERO_HOST_DEVICE double divide(double a, double b) { return a / b; }
+ZERO_HOST_DEVICE double square_root(double a) { return std::sqrt(a); }
 ZERO_HOST_DEVICE double fused_multiply_add(double a, double b, double c) { return std::fma(a, b, c); }
 #endif
 

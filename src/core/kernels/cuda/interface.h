@@ -16,7 +16,7 @@ struct Place {
 };
 
 // Both sides belong to one build; a table of another version is rejected.
-inline constexpr std::uint32_t kInterfaceVersion = 2;
+inline constexpr std::uint32_t kInterfaceVersion = 3;
 inline constexpr const char* kPlugin = "libzero_cuda.so";
 inline constexpr const char* kEntry = "zero_cuda_interface";
 
@@ -27,6 +27,19 @@ struct SquaredVector {
   std::int64_t numel;
   double* result;
 };
+
+// The gradients' norm in a step, as far as an update needs it; in device memory.
+struct StepNorm {
+  double total;  // sum of squares over all ranks
+  float factor;  // of every gradient element, see optim/clipping.h
+  int skip;      // the update must not change anything
+};
+// What determines it besides the sums of squares: as in optim/clipping.h.
+struct NormSettings {
+  double scale, clip, postmultiply;
+  int checks_overflow;  // a sum that is not finite skips the update
+};
+inline constexpr int kMaxOrder = 8000;
 
 // All functions except the first three enqueue work on the stream and return at once: 0, or an error of the CUDA
 // runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except `parts`,
@@ -51,6 +64,14 @@ struct Interface {
   int (*first_non_finite)(Place place, const void* in, kernels::Dtype dtype, std::int64_t numel, std::int64_t* result);
   int (*update)(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
                 int count);
+  // The same with the factor of `norm`, in device memory, unless it skips the update.
+  int (*update_by_norm)(Place place, const kernels::UpdateConstants* constants, const StepNorm* norm,
+                        const kernels::SizedRange* ranges, int count);
+  // out[0] <- the sum of groups of sums[order[k]], each group followed by -1 in `order`: groups are added in order, and
+  // sums in each group. out[1] <- the bits of `tag`. count: at most kMaxOrder. `order` may be freed on return.
+  int (*add_sums)(Place place, const double* sums, const int* order, int count, std::uint64_t tag, double* out);
+  // parts: each rank's result of add_sums. Tags that differ skip the update.
+  int (*step_norm)(Place place, const double* parts, int num_parts, NormSettings settings, StepNorm* norm);
 };
 
 using Entry = const Interface* (*)();

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/interface.h"
+#include "kernels/cuda/norm.h"
 #include "kernels/cuda/rules.h"
 
 namespace zero::cuda {
@@ -139,14 +140,17 @@ struct Updates {
   Algorithm algorithm;
   float factor;
   int count;
+  const StepNorm* norm;  // null: `factor`
   UpdateTask tasks[kMaxUpdated];
 };
 static_assert(sizeof(Updates<Adam<true>>) <= 32764);
 
 template <class Algorithm>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Updates<Algorithm> updates) {
+  if (updates.norm != nullptr && updates.norm->skip != 0) return;
   const auto& task = updates.tasks[task_of(updates.tasks, updates.count, blockIdx.x)];
-  const Update<Algorithm> body{updates.algorithm, task.range, updates.factor};
+  const Update<Algorithm> body{updates.algorithm, task.range,
+                               updates.norm != nullptr ? updates.norm->factor : updates.factor};
   const auto numel = task.numel;
   const auto first = static_cast<std::int64_t>(blockIdx.x - task.first_block) * kUpdatedPerBlock;
   const auto end = first + kUpdatedPerBlock < numel ? first + kUpdatedPerBlock : numel;
@@ -161,6 +165,39 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       for (auto k = i; k < end; ++k) body.element(k);
     }
   }
+}
+
+// One warp: its lanes read the sums of the next 32 places, which all then add in order.
+struct Order {
+  int count;
+  int of[kMaxOrder];
+};
+static_assert(sizeof(Order) <= 32764 - 64);
+__global__ void __launch_bounds__(kSquareLanes)
+    add_sums_kernel(const double* sums, const __grid_constant__ Order order, std::uint64_t tag, double* out) {
+  double total = 0, group = 0;
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int begin = 0; begin < order.count; begin += kSquareLanes) {
+    const int place = begin + lane < order.count ? order.of[begin + lane] : -1;  // ends of empty groups add nothing
+    const double mine = place >= 0 ? sums[place] : 0;
+#pragma unroll
+    for (int k = 0; k < kSquareLanes; ++k) {
+      const double next = __shfl_sync(0xffffffffu, mine, k);
+      if (__shfl_sync(0xffffffffu, place, k) >= 0) {
+        group = add(group, next);
+      } else {
+        total = add(total, group);
+        group = 0;
+      }
+    }
+  }
+  if (lane != 0) return;
+  out[0] = total;
+  out[1] = double_of(tag);
+}
+
+__global__ void step_norm_kernel(const double* parts, int num_parts, NormSettings settings, StepNorm* norm) {
+  *norm = step_norm_of(parts, num_parts, settings);
 }
 
 // -1 in two's complement is the largest unsigned index, so any index found is smaller.
@@ -248,11 +285,12 @@ bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
 }
 
 template <class Algorithm>
-int update_by(const Algorithm& algorithm, Place place, float factor, const kernels::SizedRange* ranges, int count) {
+int update_by(const Algorithm& algorithm, Place place, float factor, const StepNorm* norm,
+              const kernels::SizedRange* ranges, int count) {
   const OnDevice device(place.device);
   if (device.status() != cudaSuccess) return device.status();
   for (int done = 0; done < count;) {
-    Updates<Algorithm> updates{algorithm, factor, 0, {}};
+    Updates<Algorithm> updates{algorithm, factor, 0, norm, {}};
     std::int64_t blocks = 0;
     for (; done < count && updates.count < kMaxUpdated; ++done) {
       const auto& [range, numel] = ranges[done];
@@ -272,11 +310,35 @@ int update_by(const Algorithm& algorithm, Place place, float factor, const kerne
 int update(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
            int count) {
   return with_rule(*constants,
-                   [&](const auto& algorithm) { return update_by(algorithm, place, factor, ranges, count); });
+                   [&](const auto& algorithm) { return update_by(algorithm, place, factor, nullptr, ranges, count); });
+}
+
+int update_by_norm(Place place, const kernels::UpdateConstants* constants, const StepNorm* norm,
+                   const kernels::SizedRange* ranges, int count) {
+  return with_rule(*constants,
+                   [&](const auto& algorithm) { return update_by(algorithm, place, 0, norm, ranges, count); });
+}
+
+int add_sums(Place place, const double* sums, const int* order, int count, std::uint64_t tag, double* out) {
+  if (count < 0 || count > kMaxOrder) return cudaErrorInvalidValue;
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
+  Order places{count, {}};
+  for (int k = 0; k < count; ++k) places.of[k] = order[k];
+  add_sums_kernel<<<1, kSquareLanes, 0, stream_of(place)>>>(sums, places, tag, out);
+  return cudaGetLastError();
+}
+
+int step_norm(Place place, const double* parts, int num_parts, NormSettings settings, StepNorm* norm) {
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
+  step_norm_kernel<<<1, 1, 0, stream_of(place)>>>(parts, num_parts, settings, norm);
+  return cudaGetLastError();
 }
 
 constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
-                               &accumulate,       &scale,      &sums_of_squares, &first_non_finite, &update};
+                               &accumulate,       &scale,      &sums_of_squares, &first_non_finite, &update,
+                               &update_by_norm,   &add_sums,   &step_norm};
 
 }  // namespace
 }  // namespace zero::cuda
