@@ -4,40 +4,31 @@
 // many small ones; their table is a kernel argument, so it needs no copy to the device.
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/elements.h"
-#include "kernels/cuda/interface.h"
-#include "kernels/cuda/rules.h"
+#include "kernels/cuda/launches.h"
 
 namespace zero::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-// cudaLaunchKernel accepts up to 2^31 - 1 blocks.
-constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMostNumel = kMostBlocks * kThreads;
+// A failed call leaves its error in the runtime too, where the next function would take it for its own.
+int take_error(int status) {
+  if (status != cudaSuccess) cudaGetLastError();
+  return status;
+}
 
-// RAII guard: restores the caller's current device.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    status_ = cudaGetDevice(&before_);
-    if (status_ == cudaSuccess && before_ != device) {
-      status_ = cudaSetDevice(device);
-      changed_ = status_ == cudaSuccess;
-    }
+// The first error of enqueue() with `device` as the current device, and of the restoration of the caller's.
+template <class Enqueue>
+int on_device(int device, const Enqueue& enqueue) {
+  int before = device;
+  int status = cudaGetDevice(&before);
+  if (status == cudaSuccess && before != device) status = cudaSetDevice(device);
+  if (status != cudaSuccess) return take_error(status);
+  status = enqueue();
+  if (before != device) {
+    const int restored = cudaSetDevice(before);
+    if (status == cudaSuccess) status = restored;
   }
-  ~OnDevice() {
-    if (changed_) cudaSetDevice(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  cudaError_t status() const { return status_; }
-
- private:
-  cudaError_t status_;
-  int before_ = 0;
-  bool changed_ = false;
-};
+  return take_error(status);
+}
 
 cudaStream_t stream_of(Place place) { return static_cast<cudaStream_t>(place.stream); }
 
@@ -65,34 +56,19 @@ template <class Body>
 int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   if (numel <= 0) return numel == 0 ? cudaSuccess : cudaErrorInvalidValue;
   if (numel > kMostNumel) return cudaErrorInvalidValue;
-  const OnDevice device(place.device);
-  if (device.status() != cudaSuccess) return device.status();
-  const std::int64_t per_group = aligned ? kThreads * kQuad : kThreads;
-  const auto groups = static_cast<unsigned>((numel + per_group - 1) / per_group);
-  if (aligned) {
-    quads_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
-  } else {
-    elements_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
-  }
-  return cudaGetLastError();
+  return on_device(place.device, [&]() -> int {
+    const std::int64_t per_group = aligned ? kThreads * kQuad : kThreads;
+    const auto groups = static_cast<unsigned>((numel + per_group - 1) / per_group);
+    if (aligned) {
+      quads_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
+    } else {
+      elements_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
+    }
+    return cudaGetLastError();
+  });
 }
 
-// Kernel arguments take up to 32,764 bytes on sm_70 and later.
-constexpr int kMaxSquared = 512;
-struct SquareTask {
-  SquaredVector vector;
-  unsigned first_block;  // of square_pieces_kernel, which has one warp per piece
-};
-struct Squares {
-  int count;
-  unsigned num_pieces;
-  double* pieces;
-  SquareTask tasks[kMaxSquared];
-};
-static_assert(sizeof(Squares) <= 32764);
-
 // One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares.
-constexpr int kSquareWarps = 4;
 __global__ void __launch_bounds__(kSquareWarps* kSquareLanes)
     square_pieces_kernel(const __grid_constant__ Squares squares) {
   const auto piece = blockIdx.x * kSquareWarps + threadIdx.x / kSquareLanes;
@@ -125,24 +101,6 @@ __global__ void __launch_bounds__(kSquareLanes) add_pieces_kernel(const __grid_c
   if (lane == 0) *task.vector.result = total;
 }
 
-// A block updates kUpdatedPerBlock consecutive elements of one range.
-constexpr int kMaxUpdated = 256;
-constexpr int kUpdatedPerBlock = 4 * kThreads * kQuad;
-struct UpdateTask {
-  kernels::UpdateRange range;
-  std::int64_t numel;
-  unsigned first_block;
-  bool aligned;
-};
-template <class Algorithm>
-struct Updates {
-  Algorithm algorithm;
-  float factor;
-  int count;
-  UpdateTask tasks[kMaxUpdated];
-};
-static_assert(sizeof(Updates<Adam<true>>) <= 32764);
-
 template <class Algorithm>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Updates<Algorithm> updates) {
   const auto& task = updates.tasks[task_of(updates.tasks, updates.count, blockIdx.x)];
@@ -173,7 +131,7 @@ __global__ void __launch_bounds__(kThreads)
 
 const char* error_text(int status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }
 
-int device_count(int* count) { return cudaGetDeviceCount(count); }
+int device_count(int* count) { return take_error(cudaGetDeviceCount(count)); }
 
 int sum_parts(Place place, void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
               std::int64_t numel) {
@@ -191,10 +149,10 @@ int sum_parts(Place place, void* out, Dtype out_dtype, const void* const* parts,
 int convert(Place place, void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
   if (out_dtype != in_dtype) return sum_parts(place, out, out_dtype, &in, 1, in_dtype, numel);
   if (out == in || numel <= 0) return numel < 0 ? cudaErrorInvalidValue : cudaSuccess;
-  const OnDevice device(place.device);
-  if (device.status() != cudaSuccess) return device.status();
   const std::size_t bytes = static_cast<std::size_t>(numel) * (in_dtype == Dtype::F32 ? 4 : 2);
-  return cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream_of(place));
+  return on_device(place.device, [&]() -> int {
+    return cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream_of(place));
+  });
 }
 
 int accumulate(Place place, void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
@@ -207,9 +165,7 @@ int scale(Place place, void* data, Dtype dtype, float factor, std::int64_t numel
   return run(place, Scale{data, dtype, factor}, numel, quad_aligned(data, dtype));
 }
 
-int sums_of_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
-  const OnDevice device(place.device);
-  if (device.status() != cudaSuccess) return device.status();
+int enqueue_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
   for (int done = 0; done < count;) {
     Squares squares{0, 0, pieces, {}};
     std::int64_t num_pieces = 0;
@@ -229,15 +185,19 @@ int sums_of_squares(Place place, const SquaredVector* vectors, int count, double
   return cudaGetLastError();
 }
 
+int sums_of_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
+  return on_device(place.device, [&] { return enqueue_squares(place, vectors, count, pieces); });
+}
+
 int first_non_finite(Place place, const void* in, Dtype dtype, std::int64_t numel, std::int64_t* result) {
   if (numel < 0 || numel > kMostNumel) return cudaErrorInvalidValue;
-  const OnDevice device(place.device);
-  if (device.status() != cudaSuccess) return device.status();
-  const auto cleared = cudaMemsetAsync(result, 0xff, sizeof *result, stream_of(place));
-  if (cleared != cudaSuccess || numel == 0) return cleared;
-  const auto groups = static_cast<unsigned>((numel + kThreads - 1) / kThreads);
-  non_finite_kernel<<<groups, kThreads, 0, stream_of(place)>>>(in, dtype, numel, result);
-  return cudaGetLastError();
+  return on_device(place.device, [&]() -> int {
+    const auto cleared = cudaMemsetAsync(result, 0xff, sizeof *result, stream_of(place));
+    if (cleared != cudaSuccess || numel == 0) return cleared;
+    const auto groups = static_cast<unsigned>((numel + kThreads - 1) / kThreads);
+    non_finite_kernel<<<groups, kThreads, 0, stream_of(place)>>>(in, dtype, numel, result);
+    return cudaGetLastError();
+  });
 }
 
 bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
@@ -248,9 +208,8 @@ bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
 }
 
 template <class Algorithm>
-int update_by(const Algorithm& algorithm, Place place, float factor, const kernels::SizedRange* ranges, int count) {
-  const OnDevice device(place.device);
-  if (device.status() != cudaSuccess) return device.status();
+int enqueue_updates(const Algorithm& algorithm, Place place, float factor, const kernels::SizedRange* ranges,
+                    int count) {
   for (int done = 0; done < count;) {
     Updates<Algorithm> updates{algorithm, factor, 0, {}};
     std::int64_t blocks = 0;
@@ -271,8 +230,10 @@ int update_by(const Algorithm& algorithm, Place place, float factor, const kerne
 
 int update(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
            int count) {
-  return with_rule(*constants,
-                   [&](const auto& algorithm) { return update_by(algorithm, place, factor, ranges, count); });
+  return on_device(place.device, [&] {
+    return with_rule(*constants,
+                     [&](const auto& algorithm) { return enqueue_updates(algorithm, place, factor, ranges, count); });
+  });
 }
 
 constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
