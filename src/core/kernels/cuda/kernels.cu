@@ -9,26 +9,34 @@
 namespace zero::cuda {
 namespace {
 
-// A failed call leaves its error in the runtime too, where the next function would take it for its own.
-int take_error(int status) {
+// A call that fails leaves its error in the runtime too, where the next function would take it for its own.
+cudaError_t take_error(cudaError_t status) {
   if (status != cudaSuccess) cudaGetLastError();
   return status;
 }
 
-// The first error of enqueue() with `device` as the current device, and of the restoration of the caller's.
-template <class Enqueue>
-int on_device(int device, const Enqueue& enqueue) {
-  int before = device;
-  int status = cudaGetDevice(&before);
-  if (status == cudaSuccess && before != device) status = cudaSetDevice(device);
-  if (status != cudaSuccess) return take_error(status);
-  status = enqueue();
-  if (before != device) {
-    const int restored = cudaSetDevice(before);
-    if (status == cudaSuccess) status = restored;
+// RAII guard: restores the caller's current device. If that fails, the next function returns the error.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    status_ = take_error(cudaGetDevice(&before_));
+    if (status_ == cudaSuccess && before_ != device) {
+      status_ = take_error(cudaSetDevice(device));
+      changed_ = status_ == cudaSuccess;
+    }
   }
-  return take_error(status);
-}
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  cudaError_t status() const { return status_; }
+
+ private:
+  cudaError_t status_;
+  int before_ = 0;
+  bool changed_ = false;
+};
 
 cudaStream_t stream_of(Place place) { return static_cast<cudaStream_t>(place.stream); }
 
@@ -56,20 +64,23 @@ template <class Body>
 int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   if (numel <= 0) return numel == 0 ? cudaSuccess : cudaErrorInvalidValue;
   if (numel > kMostNumel) return cudaErrorInvalidValue;
-  return on_device(place.device, [&]() -> int {
-    const std::int64_t per_group = aligned ? kThreads * kQuad : kThreads;
-    const auto groups = static_cast<unsigned>((numel + per_group - 1) / per_group);
-    if (aligned) {
-      quads_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
-    } else {
-      elements_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
-    }
-    return cudaGetLastError();
-  });
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
+  const std::int64_t per_group = aligned ? kThreads * kQuad : kThreads;
+  const auto groups = static_cast<unsigned>((numel + per_group - 1) / per_group);
+  if (aligned) {
+    quads_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
+  } else {
+    elements_kernel<<<groups, kThreads, 0, stream_of(place)>>>(body, numel);
+  }
+  return cudaGetLastError();
 }
 
-// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares.
-__global__ void __launch_bounds__(kSquareWarps* kSquareLanes)
+// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares. With 12 blocks on
+// a multiprocessor a thread has 40 registers, so that all loads of a row are issued before one is used; with the
+// compiler's choice of 32 registers it is half of them.
+constexpr int kSquareBlocks = 12;
+__global__ void __launch_bounds__(kSquareWarps* kSquareLanes, kSquareBlocks)
     square_pieces_kernel(const __grid_constant__ Squares squares) {
   const auto piece = blockIdx.x * kSquareWarps + threadIdx.x / kSquareLanes;
   if (piece >= squares.num_pieces) return;
@@ -116,6 +127,8 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     if (i + kQuad <= end) {
       body.quad(i);
     } else {
+      // At most three: unrolled, they would need registers that the quads then lack.
+#pragma unroll 1
       for (auto k = i; k < end; ++k) body.element(k);
     }
   }
@@ -149,10 +162,10 @@ int sum_parts(Place place, void* out, Dtype out_dtype, const void* const* parts,
 int convert(Place place, void* out, Dtype out_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
   if (out_dtype != in_dtype) return sum_parts(place, out, out_dtype, &in, 1, in_dtype, numel);
   if (out == in || numel <= 0) return numel < 0 ? cudaErrorInvalidValue : cudaSuccess;
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
   const std::size_t bytes = static_cast<std::size_t>(numel) * (in_dtype == Dtype::F32 ? 4 : 2);
-  return on_device(place.device, [&]() -> int {
-    return cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream_of(place));
-  });
+  return take_error(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream_of(place)));
 }
 
 int accumulate(Place place, void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
@@ -165,7 +178,9 @@ int scale(Place place, void* data, Dtype dtype, float factor, std::int64_t numel
   return run(place, Scale{data, dtype, factor}, numel, quad_aligned(data, dtype));
 }
 
-int enqueue_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
+int sums_of_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
   for (int done = 0; done < count;) {
     Squares squares{0, 0, pieces, {}};
     std::int64_t num_pieces = 0;
@@ -185,19 +200,15 @@ int enqueue_squares(Place place, const SquaredVector* vectors, int count, double
   return cudaGetLastError();
 }
 
-int sums_of_squares(Place place, const SquaredVector* vectors, int count, double* pieces) {
-  return on_device(place.device, [&] { return enqueue_squares(place, vectors, count, pieces); });
-}
-
 int first_non_finite(Place place, const void* in, Dtype dtype, std::int64_t numel, std::int64_t* result) {
   if (numel < 0 || numel > kMostNumel) return cudaErrorInvalidValue;
-  return on_device(place.device, [&]() -> int {
-    const auto cleared = cudaMemsetAsync(result, 0xff, sizeof *result, stream_of(place));
-    if (cleared != cudaSuccess || numel == 0) return cleared;
-    const auto groups = static_cast<unsigned>((numel + kThreads - 1) / kThreads);
-    non_finite_kernel<<<groups, kThreads, 0, stream_of(place)>>>(in, dtype, numel, result);
-    return cudaGetLastError();
-  });
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
+  const auto cleared = take_error(cudaMemsetAsync(result, 0xff, sizeof *result, stream_of(place)));
+  if (cleared != cudaSuccess || numel == 0) return cleared;
+  const auto groups = static_cast<unsigned>((numel + kThreads - 1) / kThreads);
+  non_finite_kernel<<<groups, kThreads, 0, stream_of(place)>>>(in, dtype, numel, result);
+  return cudaGetLastError();
 }
 
 bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
@@ -208,8 +219,9 @@ bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
 }
 
 template <class Algorithm>
-int enqueue_updates(const Algorithm& algorithm, Place place, float factor, const kernels::SizedRange* ranges,
-                    int count) {
+int update_by(const Algorithm& algorithm, Place place, float factor, const kernels::SizedRange* ranges, int count) {
+  const OnDevice device(place.device);
+  if (device.status() != cudaSuccess) return device.status();
   for (int done = 0; done < count;) {
     Updates<Algorithm> updates{algorithm, factor, 0, {}};
     std::int64_t blocks = 0;
@@ -230,10 +242,8 @@ int enqueue_updates(const Algorithm& algorithm, Place place, float factor, const
 
 int update(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
            int count) {
-  return on_device(place.device, [&] {
-    return with_rule(*constants,
-                     [&](const auto& algorithm) { return enqueue_updates(algorithm, place, factor, ranges, count); });
-  });
+  return with_rule(*constants,
+                   [&](const auto& algorithm) { return update_by(algorithm, place, factor, ranges, count); });
 }
 
 constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
