@@ -274,10 +274,17 @@ class Assembly(unittest.TestCase):
 
 # Changed text of the disassembler, to show that each check can fail.
 class PlantedFaults(unittest.TestCase):
+    # Of sm_90 only, which is enough.
+    def whole(self):
+        return disassembled()[disassembled().rindex("arch = sm_90"):]
+
+    def test_without_a_fault(self):
+        self.assertEqual(faults_of(self.whole()), [])
+
     # Calls change(line, the number of loads without a line between them) for the lines of the kernels that match.
     def planted(self, kernel, change):
         lines, inside, row = [], False, 0
-        for line in disassembled().splitlines():
+        for line in self.whole().splitlines():
             if "Function :" in line:
                 inside = re.match(kernel, short(line.split(":")[1].strip())) is not None
             one = instruction(line)
@@ -324,9 +331,9 @@ class PlantedFaults(unittest.TestCase):
         self.expect(self.planted("square_pieces_kernel", one_load), "got loops with [1, 1, 1] loads")
 
     def test_a_kernel_that_is_not_there(self):
-        self.expect(disassembled().replace("17non_finite_kernel", "13no_one_kernel"),
+        self.expect(self.whole().replace("17non_finite_kernel", "13no_one_kernel"),
                     "got 0 kernels of this name")
-        self.expect(disassembled().replace("arch = sm_90", "arch = sm_86"), "expected sm_90 too")
+        self.expect(self.whole().replace("arch = sm_90", "arch = sm_86"), "expected sm_90 too")
 
     def test_arguments_that_are_too_long(self):
         self.assertEqual(len(argument_faults({"update_kernel": 32768, "quads_kernelI8SumParts": 4104, "a": 32764})), 2)

@@ -76,9 +76,9 @@ int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   return cudaGetLastError();
 }
 
-// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares. With 12 blocks on
-// a multiprocessor a thread has 40 registers, so that all loads of a row are issued before one is used; with the
-// compiler's choice of 32 registers it is half of them.
+// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares. With 12 blocks
+// on a multiprocessor a thread has 40 registers, so that all loads of a row are issued before one is used; with the 32
+// that the compiler chooses it is half of them.
 constexpr int kSquareBlocks = 12;
 __global__ void __launch_bounds__(kSquareWarps* kSquareLanes, kSquareBlocks)
     square_pieces_kernel(const __grid_constant__ Squares squares) {
