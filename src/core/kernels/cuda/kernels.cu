@@ -4,26 +4,25 @@
 // many small ones; their table is a kernel argument, so it needs no copy to the device.
 #include <cuda_runtime.h>
 
-#include "kernels/cuda/elements.h"
-#include "kernels/cuda/interface.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/cuda/norm.h"
-#include "kernels/cuda/rules.h"
 
 namespace zero::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-// cudaLaunchKernel accepts up to 2^31 - 1 blocks.
-constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMostNumel = kMostBlocks * kThreads;
+// A call that fails leaves its error in the runtime too, where the next function would take it for its own.
+cudaError_t take_error(cudaError_t status) {
+  if (status != cudaSuccess) cudaGetLastError();
+  return status;
+}
 
-// RAII guard: restores the caller's current device.
+// RAII guard: restores the caller's current device. If that fails, the next function returns the error.
 class OnDevice {
  public:
   explicit OnDevice(int device) {
-    status_ = cudaGetDevice(&before_);
+    status_ = take_error(cudaGetDevice(&before_));
     if (status_ == cudaSuccess && before_ != device) {
-      status_ = cudaSetDevice(device);
+      status_ = take_error(cudaSetDevice(device));
       changed_ = status_ == cudaSuccess;
     }
   }
@@ -78,23 +77,11 @@ int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   return cudaGetLastError();
 }
 
-// Kernel arguments take up to 32,764 bytes on sm_70 and later.
-constexpr int kMaxSquared = 512;
-struct SquareTask {
-  SquaredVector vector;
-  unsigned first_block;  // of square_pieces_kernel, which has one warp per piece
-};
-struct Squares {
-  int count;
-  unsigned num_pieces;
-  double* pieces;
-  SquareTask tasks[kMaxSquared];
-};
-static_assert(sizeof(Squares) <= 32764);
-
-// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares.
-constexpr int kSquareWarps = 4;
-__global__ void __launch_bounds__(kSquareWarps* kSquareLanes)
+// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares. With 12 blocks on
+// a multiprocessor a thread has 40 registers, so that all loads of a row are issued before one is used; with the
+// compiler's choice of 32 registers it is half of them.
+constexpr int kSquareBlocks = 12;
+__global__ void __launch_bounds__(kSquareWarps* kSquareLanes, kSquareBlocks)
     square_pieces_kernel(const __grid_constant__ Squares squares) {
   const auto piece = blockIdx.x * kSquareWarps + threadIdx.x / kSquareLanes;
   if (piece >= squares.num_pieces) return;
@@ -126,25 +113,6 @@ __global__ void __launch_bounds__(kSquareLanes) add_pieces_kernel(const __grid_c
   if (lane == 0) *task.vector.result = total;
 }
 
-// A block updates kUpdatedPerBlock consecutive elements of one range.
-constexpr int kMaxUpdated = 256;
-constexpr int kUpdatedPerBlock = 4 * kThreads * kQuad;
-struct UpdateTask {
-  kernels::UpdateRange range;
-  std::int64_t numel;
-  unsigned first_block;
-  bool aligned;
-};
-template <class Algorithm>
-struct Updates {
-  Algorithm algorithm;
-  float factor;
-  int count;
-  const StepNorm* norm;  // null: `factor`
-  UpdateTask tasks[kMaxUpdated];
-};
-static_assert(sizeof(Updates<Adam<true>>) <= 32764);
-
 template <class Algorithm>
 __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ Updates<Algorithm> updates) {
   if (updates.norm != nullptr && updates.norm->skip != 0) return;
@@ -162,17 +130,14 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
     if (i + kQuad <= end) {
       body.quad(i);
     } else {
+      // At most three: unrolled, they would need registers that the quads then lack.
+#pragma unroll 1
       for (auto k = i; k < end; ++k) body.element(k);
     }
   }
 }
 
 // One warp: its lanes read the sums of the next 32 places, which all then add in order.
-struct Order {
-  int count;
-  int of[kMaxOrder];
-};
-static_assert(sizeof(Order) <= 32764 - 64);
 __global__ void __launch_bounds__(kSquareLanes)
     add_sums_kernel(const double* sums, const __grid_constant__ Order order, std::uint64_t tag, double* out) {
   double total = 0, group = 0;
@@ -210,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
 
 const char* error_text(int status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }
 
-int device_count(int* count) { return cudaGetDeviceCount(count); }
+int device_count(int* count) { return take_error(cudaGetDeviceCount(count)); }
 
 int sum_parts(Place place, void* out, Dtype out_dtype, const void* const* parts, int num_parts, Dtype in_dtype,
               std::int64_t numel) {
@@ -231,7 +196,7 @@ int convert(Place place, void* out, Dtype out_dtype, const void* in, Dtype in_dt
   const OnDevice device(place.device);
   if (device.status() != cudaSuccess) return device.status();
   const std::size_t bytes = static_cast<std::size_t>(numel) * (in_dtype == Dtype::F32 ? 4 : 2);
-  return cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream_of(place));
+  return take_error(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDeviceToDevice, stream_of(place)));
 }
 
 int accumulate(Place place, void* to, Dtype to_dtype, const void* in, Dtype in_dtype, std::int64_t numel) {
@@ -270,7 +235,7 @@ int first_non_finite(Place place, const void* in, Dtype dtype, std::int64_t nume
   if (numel < 0 || numel > kMostNumel) return cudaErrorInvalidValue;
   const OnDevice device(place.device);
   if (device.status() != cudaSuccess) return device.status();
-  const auto cleared = cudaMemsetAsync(result, 0xff, sizeof *result, stream_of(place));
+  const auto cleared = take_error(cudaMemsetAsync(result, 0xff, sizeof *result, stream_of(place)));
   if (cleared != cudaSuccess || numel == 0) return cleared;
   const auto groups = static_cast<unsigned>((numel + kThreads - 1) / kThreads);
   non_finite_kernel<<<groups, kThreads, 0, stream_of(place)>>>(in, dtype, numel, result);
