@@ -2,6 +2,8 @@
 // shards and one whole parameter, or those whose initializers run in turns and depend on earlier values. Values are
 // bit-identical to an eager build with the same torch::manual_seed.
 #pragma once
+#include <c10/core/Device.h>
+
 #include <memory>
 #include <utility>
 
@@ -13,7 +15,7 @@ namespace detail {
 // RAII guard: parameters created in this thread get no memory, and their initializers are recorded.
 class ZERO_API DeferredScope {
  public:
-  DeferredScope();
+  explicit DeferredScope(c10::Device device = c10::kCPU);
   ~DeferredScope();
   DeferredScope(const DeferredScope&) = delete;
   DeferredScope& operator=(const DeferredScope&) = delete;
@@ -26,9 +28,14 @@ class ZERO_API DeferredScope {
 
 // Calls make() with deferred allocation and returns its result: a std::shared_ptr to the module, or a module holder.
 // The module cannot run before an Engine is constructed from it. Local. Exceptions of make() propagate.
+//
+// device: where the Engine puts the model, as model->to(device) would, for example zero::default_device(*comm). make()
+// itself creates tensors on the CPU, and values are drawn there, one parameter at a time: they are those of an eager
+// build on the CPU, and neither the GPU nor host memory ever holds the whole model. Buffers and parameters that make()
+// created with values are moved, too.
 template <class Make>
-auto build(Make&& make) {
-  detail::DeferredScope scope;
+auto build(Make&& make, c10::Device device = c10::kCPU) {
+  detail::DeferredScope scope(device);
   return std::forward<Make>(make)();
 }
 template <class Make>

@@ -248,6 +248,33 @@ TEST(SharedGpu, EveryTierHasTheSameBits) {
             "");
 }
 
+// zero::build with a device: the values of a model that is built in host memory and moved, also where ranks have seeded
+// differently.
+TEST(SharedGpu, AModelIsBuiltOntoTheGpu) {
+  ZERO_NEEDS_A_GPU_TO_SHARE();
+  EXPECT_EQ(errors_on_gpu([](const auto& comm, at::Device device) {
+              const auto make = [] {
+                torch::nn::Sequential layers;
+                for (int layer = 0; layer < 4; ++layer) layers->push_back(torch::nn::Linear(48, 48));
+                return layers.ptr();
+              };
+              for (const int stage : {0, 1, 2, 3}) {
+                const auto options = Options::from_json(json_of(of("bf16", stage, device)));
+                torch::manual_seed(3 + static_cast<std::uint64_t>(comm->rank()));
+                const auto moved = make();
+                moved->to(device);
+                const auto expected = Engine(moved, options, comm).state_hash();
+                torch::manual_seed(3 + static_cast<std::uint64_t>(comm->rank()));
+                const auto built = build(make, device);
+                Engine engine(built, options, comm);
+                require(engine.state_hash() == expected, "other values at stage " + std::to_string(stage));
+                for (const auto& parameter : built->parameters())
+                  require(parameter.device() == device, "a parameter on " + parameter.device().str());
+              }
+            }),
+            "");
+}
+
 // libtorch on a CPU adds the products of a matrix in another order than cuBLAS, so a step differs in fp32's last
 // places.
 TEST(SharedGpu, TwoRanksStayNearTheCpusRanks) {

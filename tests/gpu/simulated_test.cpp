@@ -1,6 +1,7 @@
 // The engine on a GPU in software (gpu/simulated_gpu.h): every stage, recipe and tier has the CPU's bits, and no access
 // to memory is left to chance, between streams, with the host, or by taking freed memory again.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/DeviceAccelerator.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -289,6 +290,59 @@ TEST_P(OnSimulatedGpu, ActivationsComeBackAsTheyWere) {
     EXPECT_TRUE(equal_bits(run.second, plain.second));
     EXPECT_ORDERED("order");
   }
+}
+
+struct Stack : torch::nn::Module {
+  Stack() {
+    for (int layer = 0; layer < 6; ++layer) layers->push_back(torch::nn::Linear(64, 64));
+    register_module("layers", layers);
+    register_buffer("offset", torch::full({64}, 0.25));
+    register_parameter("scale", torch::ones({1}) * 2);  // reads while it is built
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (const auto& layer : *layers) x = torch::tanh(layer->as<torch::nn::Linear>()->forward(x) + offset());
+    return x * named_parameters()["scale"];
+  }
+  at::Tensor offset() { return named_buffers()["offset"]; }
+  torch::nn::ModuleList layers;
+};
+
+// zero::build with a device: the values of a model that is built in host memory and moved; the GPU never holds all of it.
+TEST_P(OnSimulatedGpu, AModelIsBuiltOntoTheGpu) {
+  const auto train = [](const std::shared_ptr<Stack>& model, at::Device device, int stage, const std::string& recipe) {
+    auto setup = of("", recipe, stage);
+    Engine engine(model, Options::from_json(json_of(setup)), Communicator::local());
+    for (const auto& parameter : model->parameters()) EXPECT_EQ(parameter.device(), device);
+    EXPECT_EQ(model->offset().device(), device);
+    auto in = at::ones({4, 64}).to(device, dtype_of(setup));
+    if (recipe != "fp32") model->offset().set_data(model->offset().to(dtype_of(setup)));
+    for (int step = 0; step < 3; ++step) {
+      engine.backward(model->forward(in).to(at::kFloat).square().mean());
+      engine.step();
+    }
+    return engine.full_state_dict();
+  };
+  for (const char* recipe : {"fp32", "bf16"})
+    for (const int stage : {0, 1, 3}) {
+      SCOPED_TRACE(std::string(recipe) + ", stage " + std::to_string(stage));
+      torch::manual_seed(11);
+      const auto eager = train(std::make_shared<Stack>(), at::kCPU, stage, recipe);
+      torch::manual_seed(11);
+      const auto built = train(build([] { return std::make_shared<Stack>(); }, kGpu), kGpu, stage, recipe);
+      std::string first;
+      EXPECT_TRUE(equal_bits(built, eager, &first)) << first;
+      EXPECT_ORDERED("order");
+    }
+  // fp32: parameters and two optimizer states rest on the GPU; beyond them at most one unit's parameters at a time.
+  torch::manual_seed(11);
+  const auto model = build([] { return std::make_shared<Stack>(); }, kGpu);
+  at::accelerator::resetPeakStats(0);
+  const auto before = at::accelerator::getDeviceStats(0).allocated_bytes[0].current;
+  Engine engine(model, Options::from_json(json_of(of("", "fp32", 3))), Communicator::local());
+  const std::int64_t layer = (64 * 64 + 64) * 4, rests = 3 * (6 * layer + 4);
+  const auto peak = at::accelerator::getDeviceStats(0).allocated_bytes[0].peak - before;
+  EXPECT_GE(peak, rests);
+  EXPECT_LE(peak, rests + layer + 32 * 1024) << "alignment and small blocks take little";
 }
 
 // The steps of a model of 14 units, 13 of them layers: libzero's launches, and where the host waits for the device.

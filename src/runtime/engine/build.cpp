@@ -22,6 +22,7 @@
 #include "gpu/plugin.h"
 #include "observe/status_page.h"
 #include "parallel/mesh_degrees.h"
+#include "torch_hooks/deferred_init.h"
 
 namespace zero::engine {
 namespace {
@@ -33,9 +34,12 @@ struct Found {
   std::vector<Unit> units;  // of the parameters that this rank has
 };
 
-// The device of the parameters (find_parameters checked that it is one): the CPU, or this rank's GPU.
+// The device of the parameters (find_parameters checked that it is one), or where zero::build puts them: the CPU, or
+// this rank's GPU.
 at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::Group& comm) {
-  const auto device = parameters.front().tensor.device();
+  auto device = parameters.front().tensor.device();
+  for (const auto& parameter : parameters)
+    if (device.is_cpu()) device = torch_hooks::deferred_device(parameter.tensor);
   if (!device.is_cuda() || comm.size() == 1) return device;
   if (!comm.takes_gpu_memory())
     throw ConfigError(base::join("[Engine] got parameters on ", device.str(), " and transport ", comm.transport(),
@@ -390,12 +394,13 @@ void build(Parts& parts) {
 
 namespace {
 
-void adopt_buffers(Parts& parts) {
+void adopt_buffers(Parts& parts, bool moves) {
   const at::NoGradGuard no_grad;
   auto& comm = *parts.comm;
   for (auto& item : parts.model->named_buffers()) {
     auto& buffer = item.value();
     if (!buffer.defined() || buffer.numel() == 0) continue;
+    if (moves) buffer.set_data(buffer.to(parts.device));
     if (parts.settings.buffer_dtype && buffer.is_floating_point())
       buffer.set_data(buffer.to(scalar_type(*parts.settings.buffer_dtype)));
     if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved in memory order
@@ -421,8 +426,10 @@ void adopt_buffers(Parts& parts) {
 }  // namespace
 
 void adopt_model(Parts& parts) {
+  // After zero::build with a device the model is still on the CPU.
+  const bool moves = parts.binding().group(0).members.front().tensor.device() != parts.device;
   adopt_parameters(parts);
-  adopt_buffers(parts);
+  adopt_buffers(parts, moves);
 }
 
 void abandon_model(Parts& parts) noexcept {

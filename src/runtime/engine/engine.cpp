@@ -130,9 +130,10 @@ GatheredParameters::~GatheredParameters() {
 
 namespace detail {
 struct DeferredScope::State {
+  explicit State(c10::Device device) : recording(device) {}
   torch_hooks::DeferredRecording recording;
 };
-DeferredScope::DeferredScope() : state_(std::make_unique<State>()) {}
+DeferredScope::DeferredScope(c10::Device device) : state_(std::make_unique<State>(device)) {}
 DeferredScope::~DeferredScope() = default;
 }  // namespace detail
 

@@ -57,7 +57,8 @@ void set_default_state(const at::Tensor& state) {
 // The initializers of one recording, in program order, and the random number generator they use.
 class DeferredTape {
  public:
-  DeferredTape() : start_(default_state()) {}
+  explicit DeferredTape(at::Device device) : device_(device), start_(default_state()) {}
+  at::Device device() const { return device_; }
 
   void record(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
     // Initializers without a generator argument use the process's default one. Ranks may be threads of one process, so
@@ -114,6 +115,7 @@ class DeferredTape {
   }
 
  private:
+  const at::Device device_;
   std::vector<Recorded> tape_;
   std::set<c10::StorageImpl*> storages_;
   at::Tensor start_;
@@ -213,10 +215,10 @@ void register_mode() {
 
 }  // namespace
 
-DeferredRecording::DeferredRecording() {
+DeferredRecording::DeferredRecording(at::Device device) {
   register_mode();
   ZERO_CHECK(!recording, "zero::build inside zero::build");
-  recording = tape_ = std::make_shared<DeferredTape>();
+  recording = tape_ = std::make_shared<DeferredTape>(device);
   c10::impl::tls_set_dispatch_key_included(kMode, true);
 }
 
@@ -239,6 +241,14 @@ bool is_deferred(const at::Tensor& tensor) {
   if (!has_no_data(tensor)) return false;
   std::lock_guard<std::mutex> lock(registry_mutex);
   return living_tapes().count(tensor.storage().unsafeGetStorageImpl()) != 0;
+}
+
+at::Device deferred_device(const at::Tensor& tensor) {
+  if (!has_no_data(tensor)) return tensor.device();
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  const auto it = living_tapes().find(tensor.storage().unsafeGetStorageImpl());
+  const auto tape = it == living_tapes().end() ? nullptr : it->second.lock();
+  return tape ? tape->device() : tensor.device();
 }
 
 namespace {

@@ -16,7 +16,8 @@ class DeferredTape;
 // RAII guard: records in this thread.
 class DeferredRecording {
  public:
-  DeferredRecording();
+  // device: of deferred_device().
+  explicit DeferredRecording(at::Device device = at::kCPU);
   ~DeferredRecording();
   DeferredRecording(const DeferredRecording&) = delete;
   DeferredRecording& operator=(const DeferredRecording&) = delete;
@@ -27,6 +28,8 @@ class DeferredRecording {
 
 // Whether the tensor was created in a recording and has no data yet.
 bool is_deferred(const at::Tensor& tensor);
+// Where the values of a deferred tensor go; else the tensor's device.
+at::Device deferred_device(const at::Tensor& tensor);
 
 // The initial states of the random number generators of the recordings of `tensors`, as bytes; and their replacement
 // before a replay, so that ranks with different seeds draw the same values. After a replacement, the replay does not
