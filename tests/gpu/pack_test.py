@@ -105,11 +105,12 @@ def library_path(name):
 
 
 def files_of(root):
-    """Path: (size, time of the last change) of all files of the root's own and of its temporary file systems."""
+    """Path: (size, time of the last change), or "folder", of all that is the root's own and in its temporary file systems."""
     found = {}
     skipped = [root / name for name in ("proc", "sys", "out", "wheels", "pack", "tree", "driver", str(STDLIB).lstrip("/"))]
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if pathlib.Path(folder, name) not in skipped]
+        found |= {os.path.relpath(os.path.join(folder, name), root): "folder" for name in folders}
         for name in files:
             status = os.lstat(os.path.join(folder, name))
             if stat.S_ISREG(status.st_mode):
@@ -201,6 +202,7 @@ class Pack(unittest.TestCase):
                 shutil.copy(ROOT / name, cls.folder / "tree" / name)
         cache = (BUILD / "CMakeCache.txt").read_text()
         cls.torch = pathlib.Path(re.search(r"^ZERO_TORCH_DIR:\w+=(.*)$", cache, re.M)[1]).resolve()
+        cls.has_cuda_libraries = (cls.torch.parent / "nvidia/nccl").exists()  # script/setup --cuda was run
 
     def setUp(self):
         self.out = self.folder / self._testMethodName
@@ -237,11 +239,15 @@ class Pack(unittest.TestCase):
         self.assertEqual(sorted(path.name for path in self.out.iterdir()), ["gpu-check.json", "gpu-check.log"])
         return json.loads((self.out / "gpu-check.json").read_text())
 
+    all_parts = set()
+
     def parts(self):
         """The names of all parts, as the script lists them."""
-        refused = self.run_check("--parts", "none")
-        self.assertEqual(refused["code"], 2, refused["output"])
-        return set(re.search(r"expected some of (.*)", refused["output"])[1].split(", "))
+        if not self.all_parts:
+            refused = self.run_check("--parts", "none")
+            self.assertEqual(refused["code"], 2, refused["output"])
+            self.all_parts.update(re.search(r"expected some of (.*)", refused["output"])[1].split(", "))
+        return self.all_parts
 
     def test_every_program_starts_with_all_its_libraries(self):
         script = f"""
@@ -256,10 +262,25 @@ class Pack(unittest.TestCase):
             /pack/tests/gpu_bandwidth || echo MISSING gpu_bandwidth"""
         result = self.run_inside(["/usr/bin/bash", "-c", script], 100)
         missing = [line for line in result["output"].splitlines() if line.startswith("MISSING")]
-        if not (self.torch.parent / "nvidia/nccl").exists():  # script/setup --cuda was not run: the plug-ins have not all of CUDA
+        if not self.has_cuda_libraries:
             missing = [line for line in missing if not line.startswith("MISSING /pack/lib/libzero_")]
         self.assertEqual(missing, [])
         self.assertEqual(result["output"].count("unknown option --help"), 2)
+        libraries = [sorted(path.name for path in (folder / "lib").glob("libzero*.so*")) for folder in (BUILD, self.folder / "pack")]
+        self.assertEqual(*libraries)
+
+    def test_a_step_trains_there_and_the_profiler_of_the_wheel_traces_it(self):
+        script = f"""
+            export LD_LIBRARY_PATH={LOADERS_PATH}
+            /pack/bin/overhead_bench --layers 1 --hidden 64 --heads 2 --steps 1 --turn 2 --kernels /out/trace.json --json || exit
+            {PYTHON} -B /tree/bench/kernel_list.py /out/trace.json 2 1.5"""
+        result = self.run_inside(["/usr/bin/bash", "-c", script], 60)
+        self.assertIn('"ratio_of_medians"', result["output"])
+        self.assertEqual(result["code"], 1, result["output"])
+        self.assertRegex(result["output"], r"no kernel among the trace's \d{3,} events")
+        events = json.loads((self.out / "trace.json").read_text(), strict=False)["traceEvents"]
+        for operator in ("aten::mm", "aten::embedding"):
+            self.assertIn(("X", "cpu_op", operator), {(event["ph"], event.get("cat"), event["name"]) for event in events})
 
     def test_without_a_gpu_all_parts_are_named_and_those_that_can_run(self):
         result = self.run_check(environment={"LD_BIND_NOW": "1"})
@@ -270,6 +291,8 @@ class Pack(unittest.TestCase):
         self.assertIn("gpu-check: no GPU: no CUDA driver", result["output"])
         self.assertTrue(document["versions"]["torch"].startswith("2.11.0"), document["versions"])
         self.assertRegex(document["versions"]["commit"], "^[0-9a-f]{40}$")
+        if self.has_cuda_libraries:
+            self.assertEqual(document["versions"]["missing_libraries_of_plugins"], {})
         self.assertEqual(set(document["parts"]), self.parts())
         for name, part in document["parts"].items():
             if name not in TESTS:
