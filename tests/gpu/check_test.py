@@ -106,7 +106,7 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(list(self.document()["parts"]), ["gpu_paths_test", "step_bf16_0", "step_bf16_3", "step_fp32_0", "step_fp32_3"])
 
     def test_with_a_gpu_a_case_is_skipped_only_for_want_of_more(self):
-        for reason, wrong in (("1 GPUs on this machine, expected 2 or more", False), ("needs a GPU: got no plug-in at /x", True)):
+        for reason, wrong in (("1 GPUs on this machine, expected 2 or more", False), ("0 GPUs on this machine, expected 2 or more", True), ("needs a GPU: got no plug-in at /x", True)):
             self.pack.program("tests/nccl_test", f'{PASSES}; echo "[ RUN      ] A.C"; echo "a.cpp:7: Skipped"; echo "{reason}"; echo "[  SKIPPED ] A.C (1 ms)"')
             ended, _ = self.run_check("--parts", "nccl_test")
             part = self.document()["parts"]["nccl_test"]
