@@ -7,10 +7,14 @@
 //
 //   overhead_bench [--layers 8] [--hidden 512] [--heads 8] [--vocabulary 8192] [--sequence 128] [--model NAME]
 //                  [--batch 1] [--steps 40] [--turn 1] [--threads 1] [--stage 3] [--recipe fp32|bf16] [--clipping 0]
-//                  [--device cpu|cuda] [--world 1] [--json]
+//                  [--device cpu|cuda] [--world 1] [--kernels FILE] [--json]
 //
 // --world N: the engine is one rank of N whose peers do not exist (zero/fake_communicator.h): what sharding costs a
 // rank beside communication. Its losses mean nothing then.
+// --kernels FILE: then one more turn of the engine under libtorch's profiler, whose trace (Chrome's format) goes to
+// FILE: kernels, copies and calls of CUDA on a GPU, operators on the CPU. bench/kernel_list.py reads it.
+#include <torch/csrc/autograd/profiler_kineto.h>
+
 #include <cmath>
 
 #include <zero/fake_communicator.h>
@@ -68,10 +72,31 @@ std::string difference_text(double difference) {
   return std::isfinite(difference) ? text : "null";
 }
 
+// The trace of one turn. Throws what libtorch throws where it has no profiler or cannot write the file.
+void trace_turn(c10::Device device, long long steps, const std::function<at::Tensor()>& step, const std::string& file) {
+  namespace profiler = torch::autograd::profiler;
+  namespace impl = torch::profiler::impl;
+  const std::set<impl::ActivityType> activities{device.is_cpu() ? impl::ActivityType::CPU : impl::ActivityType::CUDA};
+  const impl::ProfilerConfig config(impl::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  measure::timed_turn(device, 1, step);  // the profiler's own first costs
+  profiler::enableProfiler(config, activities);
+  measure::timed_turn(device, steps, step);
+  const auto result = profiler::disableProfiler();
+  std::remove(file.c_str());
+  result->save(file);
+  // The profiler only logs that it could not write.
+  if (std::FILE* written = std::fopen(file.c_str(), "r"))
+    std::fclose(written);
+  else
+    throw std::runtime_error("the profiler wrote no " + file);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const measure::Flags flag("overhead_bench", {{"--steps", "40"}, {"--stage", "3"}, {"--world", "1"}}, argc, argv);
+  const measure::Flags flag("overhead_bench",
+                            {{"--steps", "40"}, {"--stage", "3"}, {"--world", "1"}, {"--kernels", ""}}, argc, argv);
   const double clipping = std::atof(flag.text("--clipping").c_str());
   const auto steps = flag.number("--steps"), per_turn = flag.number("--turn");
   const auto world = static_cast<int>(flag.number("--world"));
@@ -92,6 +117,12 @@ int main(int argc, char** argv) {
   zero::Engine engine(net, flag.options(R"("stage": )" + flag.text("--stage")), comm);
   std::vector<double> ours, theirs, ratios, our_processor, their_processor;
   double difference = 0, first_difference = -1;
+  const auto engine_step = [&](const at::Tensor& ids) {
+    auto loss = measure::loss_of(net, ids);
+    engine.backward(loss);
+    engine.step();
+    return loss.detach();
+  };
   const auto timed = [&](const std::function<at::Tensor()>& step, double* loss) {
     return measure::timed_turn(device, per_turn, step, loss);
   };
@@ -99,16 +130,7 @@ int main(int argc, char** argv) {
     const auto ids = flag.tokens(shape, device);
     double a = 0, b = 0;
     measure::Time t[2];
-    const auto with = [&] {
-      t[0] = timed(
-          [&] {
-            auto loss = measure::loss_of(net, ids);
-            engine.backward(loss);
-            engine.step();
-            return loss.detach();
-          },
-          &a);
-    };
+    const auto with = [&] { t[0] = timed([&] { return engine_step(ids); }, &a); };
     const auto without = [&] { t[1] = timed([&] { return plain.step(ids); }, &b); };
     // Alternating the order cancels drifts of the machine.
     if (k % 2 == 0)
@@ -147,6 +169,16 @@ int main(int argc, char** argv) {
     std::printf("ratio   %8.4f of medians, %.4f median of the ratios, %.4f of processor time\n", engine_ms / plain_ms,
                 median(ratios), processor_ratio);
     std::printf("losses  differ by up to %g, at first by %g\n", difference, first_difference);
+  }
+  if (const auto& file = flag.text("--kernels"); !file.empty()) {
+    try {
+      const auto ids = flag.tokens(shape, device);
+      trace_turn(
+          device, per_turn, [&] { return engine_step(ids); }, file);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "overhead_bench: --kernels: %s\n", error.what());
+      return 1;
+    }
   }
   const bool equal_rounding = world == 1 && !flag.on_gpu() && !flag.bf16() && clipping == 0;
   if (!equal_rounding || difference == 0) return 0;
