@@ -329,7 +329,11 @@ void bind_engine(py::module_& module) {
   local(c, "unit_modules", &zero::Engine::unit_modules);
 
   module.def(
-      "build", [](const py::function& make) { return zero::build([&] { return make(); }); }, py::arg("make"));
+      "build",
+      [](const py::function& make, std::optional<at::Device> device) {
+        return zero::build([&] { return make(); }, device.value_or(at::kCPU));
+      },
+      py::arg("make"), py::arg("device") = py::none());
 }
 
 }  // namespace libzero

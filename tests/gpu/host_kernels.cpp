@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 #include "kernels/cuda/elements.h"
@@ -130,12 +131,33 @@ int step_norm(Place, const double* parts, int num_parts, cuda::NormSettings sett
   return 0;
 }
 
+int allocate_host(std::size_t bytes, void** data) {
+  *data = std::malloc(bytes);
+  return *data == nullptr ? 1 : 0;
+}
+int free_host(void* data, std::size_t) {
+  std::free(data);
+  return 0;
+}
+
 }  // namespace
 
 const cuda::Interface& host_kernels() {
-  static constexpr cuda::Interface kTable{
-      cuda::kInterfaceVersion, &error_text,       &device_count, &sum_parts,      &convert,  &accumulate, &scale,
-      &sums_of_squares,        &first_non_finite, &update,       &update_by_norm, &add_sums, &step_norm};
+  static constexpr cuda::Interface kTable{cuda::kInterfaceVersion,
+                                          &error_text,
+                                          &device_count,
+                                          &sum_parts,
+                                          &convert,
+                                          &accumulate,
+                                          &scale,
+                                          &sums_of_squares,
+                                          &first_non_finite,
+                                          &update,
+                                          &update_by_norm,
+                                          &add_sums,
+                                          &step_norm,
+                                          &allocate_host,
+                                          &free_host};
   return kTable;
 }
 

@@ -557,6 +557,27 @@ TEST_F(GpuLaunches, AKernelThatIsNotFoundIsAnErrorAtEveryLaunch) {
   EXPECT_TRUE(launched) << "another kernel";
 }
 
+// No rounding beyond pages, and nothing is left behind by a registration that fails.
+TEST_F(GpuLaunches, PinnedMemoryIsAsLargeAsAskedFor) {
+  constexpr std::size_t kBytes = (std::size_t{5} << 20) + 4096;
+  void* data = nullptr;
+  stub().clear();
+  ASSERT_EQ(table().allocate_host(kBytes, &data), 0);
+  ASSERT_EQ(functions_called(), Names{"HostRegister"});
+  EXPECT_EQ(stub().calls[0].shared, kBytes);
+  static_cast<char*>(data)[0] = static_cast<char*>(data)[kBytes - 1] = 1;
+  stub().clear();
+  EXPECT_EQ(table().free_host(data, kBytes), 0);
+  EXPECT_EQ(functions_called(), Names{"HostUnregister"});
+  stub().clear();
+  stub().fail_at = 0;
+  stub().error = 2;
+  void* none = nullptr;
+  EXPECT_EQ(table().allocate_host(kBytes, &none), 2);
+  EXPECT_EQ(none, nullptr);
+  EXPECT_NE(table().allocate_host(std::size_t{1} << 62, &none), 0) << "more than there is";
+}
+
 TEST_F(GpuLaunches, ErrorsHaveTheRuntimesTexts) {
   EXPECT_STREQ(table().error_text(719), "stub error 719");
   int count = 0;

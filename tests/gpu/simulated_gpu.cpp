@@ -511,6 +511,14 @@ const cuda::Interface& kernels_of_device() {
     made.update_by_norm = &update_by_norm;
     made.add_sums = &add_sums;
     made.step_norm = &step_norm;
+    made.allocate_host = [](std::size_t bytes, void** data) {
+      *data = machine().allocate_pinned(bytes);
+      return 0;
+    };
+    made.free_host = [](void* data, std::size_t) {
+      machine().free_host(data);
+      return 0;
+    };
     return made;
   }();
   return table;

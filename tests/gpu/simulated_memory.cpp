@@ -111,6 +111,15 @@ void Machine::free_pinned(void* data) {
   free_pinned_.emplace(blocks_.at(data).bytes, data);
 }
 
+void Machine::free_host(void* data) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (order_.in_use(reinterpret_cast<std::uintptr_t>(data), blocks_.at(data).bytes))
+      faults_.push_back("the host frees pinned memory that an operation may still use");
+  }
+  free_pinned(data);
+}
+
 void* Machine::reach(const void* data) const {
   auto* const address = static_cast<char*>(const_cast<void*>(data));
   for (const auto* region : {&device_, &pinned_})

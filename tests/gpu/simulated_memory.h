@@ -29,6 +29,8 @@ class Machine {
   // Page-aligned. A freed block is used again when no operation uses it.
   void* allocate_pinned(std::size_t bytes);
   void free_pinned(void* data);
+  // The same; a fault if an operation may still use it.
+  void free_host(void* data);
 
   bool is_device(const void* data) const { return device_.holds(data); }
   bool is_pinned(const void* data) const { return pinned_.holds(data); }

@@ -307,7 +307,8 @@ struct Stack : torch::nn::Module {
   torch::nn::ModuleList layers;
 };
 
-// zero::build with a device: the values of a model that is built in host memory and moved; the GPU never holds all of it.
+// zero::build with a device: the values of a model that is built in host memory and moved; the GPU never holds all of
+// it.
 TEST_P(OnSimulatedGpu, AModelIsBuiltOntoTheGpu) {
   const auto train = [](const std::shared_ptr<Stack>& model, at::Device device, int stage, const std::string& recipe) {
     auto setup = of("", recipe, stage);

@@ -139,5 +139,11 @@ int cudaMemcpyAsync(void*, const void*, std::size_t, int, void* stream) {
 int cudaMemsetAsync(void*, int, std::size_t, void* stream) {
   return fails("MemsetAsync", stream) ? returned(stub.error) : 0;
 }
+int cudaHostRegister(void*, std::size_t bytes, unsigned) {
+  StubCall call{"HostRegister", stub.current_device};
+  call.shared = bytes;
+  return fails(call) ? returned(stub.error) : 0;
+}
+int cudaHostUnregister(void*) { return fails("HostUnregister") ? returned(stub.error) : 0; }
 
 }  // extern "C"

@@ -16,7 +16,7 @@ struct StubCall {
   // LaunchKernel: the kernel's name and template arguments, its blocks and threads (x, y, z).
   std::string kernel{};
   unsigned grid[3]{}, block[3]{};
-  std::size_t shared = 0;
+  std::size_t shared = 0;  // bytes; HostRegister: of the memory
 };
 
 struct StubCudart {

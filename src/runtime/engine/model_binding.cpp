@@ -84,8 +84,8 @@ void ModelBinding::attach(int index, std::size_t i, step::View whole, at::Scalar
   // Otherwise both are replaced once, here.
   const auto bytes = static_cast<std::size_t>(member.numel() * size);
   const bool keeps = bytes > 0 && !member.is_cut() && tensor.scalar_type() == dtype && tensor.is_contiguous() &&
-                     tensor.device() == memory_->buffers.setup().device &&
-                     tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes;
+                     tensor.device() == memory_->buffers.setup().device && tensor.storage_offset() == 0 &&
+                     tensor.storage().nbytes() == bytes;
   if (!keeps)
     tensor.set_data(whole ? torch_hooks::alias(flat, offset, member.part_sizes, dtype)
                           : torch_hooks::without_data(member.part_sizes, dtype, memory_->buffers.setup().device));

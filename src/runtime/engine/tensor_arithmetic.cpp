@@ -51,6 +51,21 @@ void scale(const Stretch& data, float factor) {
   cuda::check(kernels->scale(place_on(data.device), data.data, data.dtype, factor, data.numel), "scale");
 }
 
+at::Tensor pinned_memory(at::Device device, std::int64_t bytes) {
+  if (bytes == 0) return at::empty({0}, at::kByte);
+  const auto& kernels = *kernels_for(device);
+  const auto size = static_cast<std::size_t>(bytes);
+  void* data = nullptr;
+  if (const int status = kernels.allocate_host(size, &data); status != 0)
+    throw ConfigError(base::join("[Engine] got '", kernels.error_text(status), "' for ", bytes,
+                                 " bytes of pinned host memory, expected to have them. Hint: pin_memory false, or "
+                                 "offload to a file."),
+                      ExitCode::kOutOfMemory);
+  return at::from_blob(
+      data, {bytes}, [&kernels, size](void* memory) { kernels.free_host(memory, size); },
+      at::TensorOptions().dtype(at::kByte));
+}
+
 optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device, std::function<const cuda::StepNorm*()> norm) {
   const auto* kernels = kernels_for(device);
   if (kernels == nullptr) return nullptr;

@@ -51,6 +51,10 @@ void convert(const Stretch& to, const Stretch& from);
 void accumulate(const Stretch& to, const Stretch& from);
 void scale(const Stretch& data, float factor);
 
+// Page-locked host memory for copies to and from the device, exactly as large as asked for; kByte. Freed when no copy
+// uses it. ConfigError (kOutOfMemory) if the system has none.
+at::Tensor pinned_memory(at::Device device, std::int64_t bytes);
+
 // The function that ShardedOptimizer calls for spans on this device; null if it handles them itself.
 // norm: where the device's norm is, for updates without a factor.
 optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device, std::function<const cuda::StepNorm*()> norm);

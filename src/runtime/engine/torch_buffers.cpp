@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "engine/dtypes.h"
+#include "engine/tensor_arithmetic.h"
 #include "torch_hooks/allocation_observer.h"
 
 namespace zero::engine {
@@ -52,7 +53,7 @@ TorchBuffers::Entry TorchBuffers::make(const step::Allocation& allocation) const
       break;
     case Place::PinnedHost:
       entry.pinned = !is_optimizer_state(allocation.role) || setup_.pin_states;
-      entry.memory = at::empty({bytes}, host.pinned_memory(entry.pinned));
+      entry.memory = entry.pinned && !cpu ? pinned_memory(setup_.device, bytes) : at::empty({bytes}, host);
       break;
     case Place::PeerReadable:
       entry.memory = peer_readable().allocate(bytes, at::kByte);
@@ -85,6 +86,8 @@ void TorchBuffers::free(int buffer) {
   if (it == entries_.end()) return;
   entry = std::move(it->second);
   entries_.erase(it);
+  entry->read.wait();
+  entry->written.wait();
   if (entry->memory.defined()) {
     const auto block = blocks_.find(entry->memory.const_data_ptr());
     if (block != blocks_.end() && block->second == buffer) blocks_.erase(block);

@@ -2,6 +2,7 @@
 // exceptions. The plug-in needs only the CUDA runtime. Tensors and streams come from libtorch's CUDA library, which the
 // loader (plugin.h) opens first.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/elementwise.h"
@@ -41,9 +42,9 @@ struct NormSettings {
 };
 inline constexpr int kMaxOrder = 8000;
 
-// All functions except the first three enqueue work on the stream and return at once: 0, or an error of the CUDA
-// runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except `parts`,
-// `vectors`, `ranges` and `constants` themselves, which may be freed on return. Results are bit-identical to
+// All functions except the first three and the last two enqueue work on the stream and return at once: 0, or an error
+// of the CUDA runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except
+// `parts`, `vectors`, `ranges` and `constants` themselves, which may be freed on return. Results are bit-identical to
 // kernels/elementwise.h and kernels/update_simd.h ([Note: same bits]); NaN stays NaN.
 struct Interface {
   std::uint32_t version;
@@ -72,6 +73,10 @@ struct Interface {
   int (*add_sums)(Place place, const double* sums, const int* order, int count, std::uint64_t tag, double* out);
   // parts: each rank's result of add_sums. Tags that differ skip the update.
   int (*step_norm)(Place place, const double* parts, int num_parts, NormSettings settings, StepNorm* norm);
+  // Page-locked host memory that all GPUs can copy from and to, of `bytes` rounded up to pages. Blocking. Call
+  // free_host() with the same number when no copy uses it.
+  int (*allocate_host)(std::size_t bytes, void** data);
+  int (*free_host)(void* data, std::size_t bytes);
 };
 
 using Entry = const Interface* (*)();

@@ -3,6 +3,7 @@
 // if the ranges are aligned, else one. Sums of squares and updates take many vectors in one launch, because a model has
 // many small ones; their table is a kernel argument, so it needs no copy to the device.
 #include <cuda_runtime.h>
+#include <sys/mman.h>
 
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/norm.h"
@@ -301,9 +302,29 @@ int step_norm(Place place, const double* parts, int num_parts, NormSettings sett
   return cudaGetLastError();
 }
 
+// libtorch's allocator of pinned memory rounds up to a power of two, which for the states of a large model is gigabytes.
+int allocate_host(std::size_t bytes, void** data) {
+  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
+  madvise(pages, bytes, MADV_HUGEPAGE);  // a hint: fewer pages to lock and to translate
+  const auto status = take_error(cudaHostRegister(pages, bytes, cudaHostRegisterPortable));
+  if (status != cudaSuccess) {
+    munmap(pages, bytes);
+    return status;
+  }
+  *data = pages;
+  return cudaSuccess;
+}
+
+int free_host(void* data, std::size_t bytes) {
+  const auto status = take_error(cudaHostUnregister(data));
+  munmap(data, bytes);
+  return status;
+}
+
 constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
                                &accumulate,       &scale,      &sums_of_squares, &first_non_finite, &update,
-                               &update_by_norm,   &add_sums,   &step_norm};
+                               &update_by_norm,   &add_sums,   &step_norm,        &allocate_host,    &free_host};
 
 }  // namespace
 }  // namespace zero::cuda
