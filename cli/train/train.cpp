@@ -53,12 +53,9 @@ c10::Device device_of(const TrainPlan& plan, const Communicator& comm) {
   return default_device(comm);
 }
 
-// On the CPU at most one shard and one unit are in memory; for a GPU, built in host memory and moved.
+// At most one shard and one unit are in memory.
 models::Gpt build_model(const TrainPlan& plan, c10::Device device) {
-  if (device.is_cpu()) return zero::build([&] { return models::Gpt(plan.model); });
-  models::Gpt model(plan.model);
-  model->to(device);
-  return model;
+  return zero::build([&] { return models::Gpt(plan.model); }, device);
 }
 
 void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine,

@@ -203,19 +203,19 @@ class OnHost {
                                                           c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.is_conj()) alias._set_conj(true);
-    made_.push_back({alias, tensor});
+    made_.push_back({alias, tensor, false});
     return alias;
   }
 
   // The device's tensor for an operator's result: an argument, a view of one, or a new tensor.
   at::Tensor back(const at::Tensor& result, std::vector<Access>& accesses) {
     if (!result.defined() || result.device() == kGpu) return result;
-    for (const auto& [alias, tensor] : made_)
-      if (alias.unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) {
-        follow(alias, tensor, accesses);
-        return tensor;
+    for (auto& made : made_)
+      if (made.alias.unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) {
+        follow(made, accesses);
+        return made.tensor;
       }
-    for (const auto& [alias, tensor] : made_)
+    for (const auto& [alias, tensor, followed] : made_)
       if (result.storage().unsafeGetStorageImpl() == alias.storage().unsafeGetStorageImpl() && result.numel() > 0) {
         auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(tensor.storage()),
                                                              tensor.key_set(), result.dtype());
@@ -227,13 +227,14 @@ class OnHost {
 
   // Arguments that were resized, also without being a result.
   void follow_all(std::vector<Access>& accesses) {
-    for (const auto& [alias, tensor] : made_)
-      if (tensor.device() == kGpu) follow(alias, tensor, accesses);
+    for (auto& made : made_)
+      if (made.tensor.device() == kGpu) follow(made, accesses);
   }
 
  private:
   struct Made {
     at::Tensor alias, tensor;
+    bool followed = false;
   };
 
   static at::Tensor fresh(const at::Tensor& result, std::vector<Access>& accesses) {
@@ -246,7 +247,9 @@ class OnHost {
     return there;
   }
 
-  static void follow(const at::Tensor& alias, const at::Tensor& tensor, std::vector<Access>& accesses) {
+  static void follow(Made& made, std::vector<Access>& accesses) {
+    const auto& [alias, tensor, followed] = made;
+    if (std::exchange(made.followed, true)) return;
     auto* const impl = tensor.unsafeGetTensorImpl();
     if (alias.numel() > 0 &&
         alias.storage().data() !=
@@ -298,6 +301,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   });
   OnHost on_host;
   std::vector<Access> accesses;
+  std::vector<at::Tensor> written;
   const auto given = torch::jit::last(*stack, arguments.size()).vec();
   torch::jit::drop(*stack, arguments.size());
   for (std::size_t i = 0; i < given.size(); ++i) {
@@ -306,8 +310,10 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       if (!is_view && tensor.defined() && tensor.device() == kGpu) {
         if (address_of(tensor) == nullptr && tensor.numel() > 0)
           throw std::runtime_error(schema.name() + " of a tensor without data");
-        accesses.push_back(write ? Machine::writes(address_of(tensor), bytes_spanned(tensor))
-                                 : Machine::reads(address_of(tensor), bytes_spanned(tensor)));
+        if (write)
+          written.push_back(tensor);
+        else
+          accesses.push_back(Machine::reads(address_of(tensor), bytes_spanned(tensor)));
       }
       return on_host(tensor);
     }));
@@ -322,6 +328,8 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     stack->push_back(map_tensors(value, [&](const at::Tensor& result) { return on_host.back(result, accesses); }));
   on_host.follow_all(accesses);
   if (is_view) return;
+  for (const auto& tensor : written)  // now, because it may have been resized
+    accesses.push_back(Machine::writes(address_of(tensor), bytes_spanned(tensor)));
   machine().operation(current_stream(), schema.name(), accesses);
   if (host_waits_for(schema)) machine().host_waits_for(current_stream());
 }

@@ -70,6 +70,7 @@ void* Machine::allocate_device(std::size_t bytes, int stream) {
   } else {
     const auto last = std::prev(range.second);  // the one that was freed last
     data = last->second;
+    blocks_.at(data).live = true;
     free_device_.erase(last);
   }
   allocated_ += size;
@@ -80,7 +81,8 @@ void* Machine::allocate_device(std::size_t bytes, int stream) {
 
 void Machine::free_device(void* data) {
   const std::lock_guard lock(mutex_);
-  const auto& block = blocks_.at(data);
+  auto& block = blocks_.at(data);
+  block.live = false;
   allocated_ -= block.bytes;
   if (!block.kept) free_device_.emplace(std::pair{block.stream, block.bytes}, data);
 }
@@ -133,10 +135,21 @@ void Machine::operation(int stream, const std::string& name, std::vector<Happens
     const auto* const data = reinterpret_cast<const void*>(each.begin);
     return each.bytes == 0 || (!is_device(data) && !is_pinned(data));
   });
+  for (const auto& each : accesses) check_live(name, each);
   order_.operation(stream, name, accesses);
   operations_.push_back(std::to_string(stream) + " " + name);
   for (const auto& each : accesses)
     if (is_pinned(reinterpret_cast<const void*>(each.begin))) close_pages(each);
+}
+
+// Memory that was freed before an operation was enqueued may be anybody's when it runs.
+void Machine::check_live(const std::string& name, const HappensBefore::Access& access) {
+  auto it = blocks_.upper_bound(reinterpret_cast<void*>(access.begin));
+  if (it == blocks_.begin()) return;
+  --it;
+  if (!is_device(it->first) || it->second.live) return;
+  auto text = name + (access.write ? " writes" : " reads") + " memory that was freed before it was enqueued";
+  if (std::find(faults_.begin(), faults_.end(), text) == faults_.end()) faults_.push_back(std::move(text));
 }
 
 // Nobody may touch what an operation writes, and nobody write what it reads. By pages: a fault looks at the byte.

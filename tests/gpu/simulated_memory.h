@@ -68,7 +68,8 @@ class Machine {
   struct Block {
     std::size_t bytes;
     int stream;
-    bool kept;
+    bool kept;  // by record_stream
+    bool live = true;
   };
   static constexpr std::size_t kBytes = std::size_t{16} << 30;
 
@@ -78,6 +79,7 @@ class Machine {
   }
   static void on_fault(int signal, siginfo_t* info, void* context);
   bool fault_at(char* address, bool write);
+  void check_live(const std::string& name, const HappensBefore::Access& access);
   void close_pages(const HappensBefore::Access& access);
   void open_pages();
   void* cut(Region& region, std::size_t bytes);

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "gpu/happens_before.h"
+#include "gpu/plugin.h"
 #include "gpu/simulated_gpu.h"
 #include "gpu/streams.h"
 #include "parity/training.h"
@@ -112,6 +113,20 @@ TEST(SimulatedGpu, FreedMemoryOfAnotherStreamIsAFault) {
   EXPECT_EQ(out.sum().item<float>(), 64);
   next.fill_(4);
   EXPECT_ORDERED("after the mark");
+}
+
+TEST(SimulatedGpu, MemoryThatWasFreedIsNotUsed) {
+  const auto options = at::TensorOptions().device(kGpu);
+  auto out = at::zeros({64}, options);
+  const auto place = cuda::Place{0, nullptr};
+  const void* freed = nullptr;
+  {
+    const auto in = at::ones({64}, options);
+    freed = in.const_data_ptr();
+  }
+  cuda::interface("[test]").accumulate(place, out.mutable_data_ptr(), kernels::Dtype::F32, freed, kernels::Dtype::F32,
+                                       64);
+  EXPECT_EQ(faults(), std::vector<std::string>{"zero::accumulate reads memory that was freed before it was enqueued"});
 }
 
 TEST(SimulatedGpu, PinnedMemoryIsClosedUntilItsCopyIsComplete) {
@@ -227,6 +242,39 @@ TEST_P(OnSimulatedGpu, ADelayedUpdateHasTheCpusBits) {
             R"(, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "delayed_update": {"enabled": true})";
         expect_the_cpus_bits(setup);
       }
+}
+
+// Infinite gradients in one step: the GPU skips the update before the host knows, and the step does not count in bias
+// correction.
+TEST_P(OnSimulatedGpu, AStepWithoutFiniteGradientsIsSkipped) {
+  const auto train = [](at::Device device, const std::string& recipe, int stage) {
+    torch::manual_seed(2);
+    torch::nn::Sequential module(torch::nn::Linear(6, 9), torch::nn::Linear(9, 3));
+    module->to(device);
+    const auto setup = of("", recipe, stage);
+    Engine engine(module.ptr(), Options::from_json(json_of(setup)), Communicator::local());
+    std::vector<double> told;
+    for (int step = 0; step < 5; ++step) {
+      const auto in = (at::ones({4, 6}) * (step + 1)).to(device, dtype_of(setup));
+      auto loss = module->forward(in).to(at::kFloat).square().mean();
+      if (step == 1 || step == 3) loss = loss * std::numeric_limits<float>::infinity();
+      engine.backward(loss);
+      const auto result = engine.step();
+      for (const double value : {static_cast<double>(result.updated), static_cast<double>(result.overflow),
+                                 result.grad_norm, result.loss_scale, result.lr})
+        told.push_back(value);
+      EXPECT_EQ(result.updated, step != 1 && step != 3) << step;
+    }
+    return std::pair{told, engine.full_state_dict()};
+  };
+  for (const char* recipe : {"fp32", "bf16", "fp16"})
+    for (const int stage : {0, 2, 3}) {
+      SCOPED_TRACE(std::string(recipe) + ", stage " + std::to_string(stage));
+      const auto here = train(at::kCPU, recipe, stage), there = train(kGpu, recipe, stage);
+      EXPECT_EQ(there.first, here.first);
+      EXPECT_TRUE(equal_bits(there.second, here.second));
+      EXPECT_ORDERED("order");
+    }
 }
 
 // Segments that are computed again, and activations that leave.

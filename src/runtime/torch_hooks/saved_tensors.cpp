@@ -21,12 +21,6 @@ thread_local bool silent = false;  // a Recording with nullptr is active
 // base engine runs the graphs, because libtorch starts the threads of a GPU once in a process, for the engine that
 // needs them first.
 struct RecordingEngine final : torch::autograd::Engine {
-  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
-                                         const torch::autograd::variable_list& inputs, bool keep_graph,
-                                         bool create_graph, bool accumulate_grad,
-                                         const torch::autograd::edge_list& outputs) override {
-    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-  }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
       const std::shared_ptr<torch::autograd::GraphTask>& graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
       torch::autograd::InputBuffer&& input_buffer) override {
