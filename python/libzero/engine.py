@@ -98,8 +98,8 @@ def build(make: Callable[[], M], config: Config | None = None, device: torch.dev
     """[local] Runs make() with unallocated parameters and returns its module; an Engine initialises it unit by unit.
 
     The values are those of an eager build with the same torch.manual_seed. The module cannot run before it is passed to
-    an Engine. config: only checked, so that errors are reported before the model is built. device: where the Engine puts
-    the model, as model.to(device) would; make() creates its tensors on the CPU.
+    an Engine. config: only checked, so that errors are reported before the model is built. device: where the Engine
+    puts the model, as model.to(device) would; make() creates its tensors on the CPU.
     """
     if config is not None:
         as_options(config)

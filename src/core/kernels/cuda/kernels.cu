@@ -78,8 +78,8 @@ int run(Place place, const Body& body, std::int64_t numel, bool aligned) {
   return cudaGetLastError();
 }
 
-// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares. With 12 blocks on
-// a multiprocessor a thread has 40 registers, so that all loads of a row are issued before one is used; with the
+// One warp per piece, one lane per sum; lanes are then added by halves, as in kernels::sum_of_squares. With 12 blocks
+// on a multiprocessor a thread has 40 registers, so that all loads of a row are issued before one is used; with the
 // compiler's choice of 32 registers it is half of them.
 constexpr int kSquareBlocks = 12;
 __global__ void __launch_bounds__(kSquareWarps* kSquareLanes, kSquareBlocks)
@@ -302,7 +302,7 @@ int step_norm(Place place, const double* parts, int num_parts, NormSettings sett
   return cudaGetLastError();
 }
 
-// libtorch's allocator of pinned memory rounds up to a power of two, which for the states of a large model is gigabytes.
+// libtorch's allocator of pinned memory rounds up to a power of two: gigabytes for the states of a large model.
 int allocate_host(std::size_t bytes, void** data) {
   void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
