@@ -31,8 +31,8 @@ class ZERO_API DeferredScope {
 //
 // device: where the Engine puts the model, as model->to(device) would, for example zero::default_device(*comm). make()
 // itself creates tensors on the CPU, and values are drawn there, one parameter at a time: they are those of an eager
-// build on the CPU, and neither the GPU nor host memory ever holds the whole model. Buffers and parameters that make()
-// created with values are moved, too.
+// build on the CPU. The GPU never holds the whole model in fp32, and host memory only if make() reads what it builds.
+// Buffers and parameters that make() created with values are moved, too. ConfigError for another kind of device.
 template <class Make>
 auto build(Make&& make, c10::Device device = c10::kCPU) {
   detail::DeferredScope scope(device);

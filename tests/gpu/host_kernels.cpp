@@ -112,16 +112,9 @@ int update_by_norm(Place place, const kernels::UpdateConstants* constants, const
 }
 
 int add_sums(Place, const double* sums, const int* order, int count, std::uint64_t tag, double* out) {
-  double total = 0, group = 0;
-  for (int k = 0; k < count; ++k) {
-    if (order[k] >= 0) {
-      group = cuda::add(group, sums[order[k]]);
-    } else {
-      total = cuda::add(total, group);
-      group = 0;
-    }
-  }
-  out[0] = total;
+  cuda::OrderedSum sum;
+  for (int k = 0; k < count; ++k) sum.next(order[k], order[k] >= 0 ? sums[order[k]] : 0);
+  out[0] = sum.total;
   out[1] = cuda::double_of(tag);
   return 0;
 }
@@ -131,11 +124,11 @@ int step_norm(Place, const double* parts, int num_parts, cuda::NormSettings sett
   return 0;
 }
 
-int allocate_host(std::size_t bytes, void** data) {
+int allocate_host(int, std::size_t bytes, void** data) {
   *data = std::malloc(bytes);
   return *data == nullptr ? 1 : 0;
 }
-int free_host(void* data, std::size_t) {
+int free_host(int, void* data, std::size_t) {
   std::free(data);
   return 0;
 }

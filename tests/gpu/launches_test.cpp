@@ -175,7 +175,7 @@ std::map<std::string, std::function<int(Place)>> functions() {
       {"step_norm",
        [](Place place) {
          const auto* const parts = reinterpret_cast<const double*>(address(1));
-         return table().step_norm(place, parts, 2, {1, 1, 1, 1}, reinterpret_cast<cuda::StepNorm*>(address(2)));
+         return table().step_norm(place, parts, 2, {8, 0.5, 0.25, 1}, reinterpret_cast<cuda::StepNorm*>(address(2)));
        }},
       {"update", [](Place place) { return update(place, std::vector<SizedRange>(257, range_of(0, kNumel))); }},
   };
@@ -557,25 +557,72 @@ TEST_F(GpuLaunches, AKernelThatIsNotFoundIsAnErrorAtEveryLaunch) {
   EXPECT_TRUE(launched) << "another kernel";
 }
 
-// No rounding beyond pages, and nothing is left behind by a registration that fails.
+// Not rounded up to a power of two; on the given device, so that no other is opened.
 TEST_F(GpuLaunches, PinnedMemoryIsAsLargeAsAskedFor) {
-  constexpr std::size_t kBytes = (std::size_t{5} << 20) + 4096;
+  constexpr std::size_t kBytes = (std::size_t{5} << 20) + 100;
   void* data = nullptr;
   stub().clear();
-  ASSERT_EQ(table().allocate_host(kBytes, &data), 0);
-  ASSERT_EQ(functions_called(), Names{"HostRegister"});
-  EXPECT_EQ(stub().calls[0].shared, kBytes);
+  ASSERT_EQ(table().allocate_host(1, kBytes, &data), 0);
+  ASSERT_EQ(functions_called(), (Names{"GetDevice", "SetDevice", "HostRegister", "SetDevice"}));
+  EXPECT_EQ(stub().calls[2].shared, kBytes);
+  EXPECT_EQ(stub().calls[2].device, 1);
   static_cast<char*>(data)[0] = static_cast<char*>(data)[kBytes - 1] = 1;
   stub().clear();
-  EXPECT_EQ(table().free_host(data, kBytes), 0);
-  EXPECT_EQ(functions_called(), Names{"HostUnregister"});
+  EXPECT_EQ(table().free_host(0, data, kBytes), 0);
+  EXPECT_EQ(functions_called(), (Names{"GetDevice", "HostUnregister"}));
   stub().clear();
-  stub().fail_at = 0;
+  stub().fail_at = 1;
   stub().error = 2;
   void* none = nullptr;
-  EXPECT_EQ(table().allocate_host(kBytes, &none), 2);
+  EXPECT_EQ(table().allocate_host(0, kBytes, &none), 2);
   EXPECT_EQ(none, nullptr);
-  EXPECT_NE(table().allocate_host(std::size_t{1} << 62, &none), 0) << "more than there is";
+  stub().clear();
+  EXPECT_NE(table().allocate_host(0, std::size_t{1} << 62, &none), 0) << "more than there is";
+}
+
+// What the simulated GPU does not run: that the kernels get what the functions were given.
+TEST_F(GpuLaunches, TheNormsArgumentsReachItsKernels) {
+  const auto run = [](const std::string& name, const std::function<void(void**)>& check) {
+    stub().clear();
+    int seen = 0;
+    stub().on_launch = [&](const StubCall&, void** arguments) {
+      ++seen;
+      check(arguments);
+    };
+    EXPECT_EQ(functions().at(name)({0, kStream}), 0) << name;
+    EXPECT_GE(seen, 1) << name;
+  };
+  run("update_by_norm", [](void** arguments) {
+    const auto& updates = *static_cast<const cuda::Updates<cuda::Lion>*>(arguments[0]);
+    EXPECT_EQ(updates.norm, reinterpret_cast<cuda::StepNorm*>(address(9)));
+    EXPECT_GE(updates.count, 1);
+  });
+  run("update", [](void** arguments) {
+    EXPECT_EQ(static_cast<const cuda::Updates<cuda::Adam<false>>*>(arguments[0])->norm, nullptr);
+  });
+  run("add_sums", [](void** arguments) {
+    EXPECT_EQ(*static_cast<const double**>(arguments[0]), reinterpret_cast<const double*>(address(1)));
+    const auto& order = *static_cast<const cuda::Order*>(arguments[1]);
+    ASSERT_EQ(order.count, 5);
+    EXPECT_EQ(std::vector<int>(order.of, order.of + 5), (std::vector<int>{0, 1, -1, 2, -1}));
+    EXPECT_EQ(*static_cast<const std::uint64_t*>(arguments[2]), 7u);
+    EXPECT_EQ(*static_cast<double**>(arguments[3]), reinterpret_cast<double*>(address(2)));
+  });
+  run("step_norm", [](void** arguments) {
+    EXPECT_EQ(*static_cast<const double**>(arguments[0]), reinterpret_cast<const double*>(address(1)));
+    EXPECT_EQ(*static_cast<const int*>(arguments[1]), 2);
+    const auto& settings = *static_cast<const cuda::NormSettings*>(arguments[2]);
+    EXPECT_EQ((std::vector<double>{settings.scale, settings.clip, settings.postmultiply}),
+              (std::vector<double>{8, 0.5, 0.25}));
+    EXPECT_EQ(settings.checks_overflow, 1);
+    EXPECT_EQ(*static_cast<cuda::StepNorm**>(arguments[3]), reinterpret_cast<cuda::StepNorm*>(address(2)));
+  });
+  stub().clear();
+  const std::vector<int> long_order(cuda::kMaxOrder + 1, -1);
+  EXPECT_NE(table().add_sums({0, nullptr}, reinterpret_cast<const double*>(address(1)), long_order.data(),
+                             cuda::kMaxOrder + 1, 7, reinterpret_cast<double*>(address(2))),
+            0);
+  EXPECT_TRUE(launches().empty());
 }
 
 TEST_F(GpuLaunches, ErrorsHaveTheRuntimesTexts) {

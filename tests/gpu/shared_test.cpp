@@ -248,6 +248,23 @@ TEST(SharedGpu, EveryTierHasTheSameBits) {
             "");
 }
 
+// A rank whose shards are padding takes the same collectives as the others.
+TEST(SharedGpu, ARankWithoutElementsGoesAlong) {
+  ZERO_NEEDS_A_GPU_TO_SHARE();
+  EXPECT_EQ(errors_on_gpu([](const auto& comm, at::Device device) {
+              for (const int stage : {0, 1, 2, 3}) {
+                torch::nn::Sequential one(torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)));
+                one->to(device);
+                Engine engine(one.ptr(), Options::from_json(json_of(of("fp32", stage, device))), comm);
+                for (int step = 0; step < 2; ++step) {
+                  engine.backward(one->forward(at::ones({2, 1}).to(device)).square().mean());
+                  require(engine.step().updated, "no update at stage " + std::to_string(stage));
+                }
+              }
+            }),
+            "");
+}
+
 // zero::build with a device: the values of a model that is built in host memory and moved, also where ranks have seeded
 // differently.
 TEST(SharedGpu, AModelIsBuiltOntoTheGpu) {

@@ -396,6 +396,11 @@ T* reach(T* data) {
 }
 
 void launched(cuda::Place place, const char* name, std::vector<Access> accesses) {
+  for (const auto& access : accesses) {
+    const auto* const data = reinterpret_cast<const void*>(access.begin);
+    if (access.bytes > 0 && !machine().is_device(data) && !machine().is_pinned(data))
+      machine().add_fault(std::string(name) + " of host memory that is not pinned");
+  }
   machine().operation(stream_number(place), name, std::move(accesses));
 }
 
@@ -519,11 +524,11 @@ const cuda::Interface& kernels_of_device() {
     made.update_by_norm = &update_by_norm;
     made.add_sums = &add_sums;
     made.step_norm = &step_norm;
-    made.allocate_host = [](std::size_t bytes, void** data) {
+    made.allocate_host = [](int, std::size_t bytes, void** data) {
       *data = machine().allocate_pinned(bytes);
       return 0;
     };
-    made.free_host = [](void* data, std::size_t) {
+    made.free_host = [](int, void* data, std::size_t) {
       machine().free_host(data);
       return 0;
     };

@@ -229,6 +229,11 @@ bool Machine::query(const HappensBefore::Clock& clock) {
   return true;
 }
 
+void Machine::add_fault(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  if (std::find(faults_.begin(), faults_.end(), text) == faults_.end()) faults_.push_back(text);
+}
+
 std::vector<std::string> Machine::take_faults() {
   const std::lock_guard lock(mutex_);
   auto faults = order_.take_faults();

@@ -55,6 +55,7 @@ class Machine {
   void reset_peak() { peak_ = allocated_; }
 
   bool queries_are_reached = false;
+  void add_fault(const std::string& text);
   std::vector<std::string> take_faults();
   std::vector<std::string> take_operations();
 

@@ -230,6 +230,17 @@ TEST_P(OnSimulatedGpu, EveryTierHasTheCpusBits) {
           }
 }
 
+// Parameters in host memory or a file, states on the GPU, whose update writes the parameters where they are.
+TEST_P(OnSimulatedGpu, ParametersAloneInHostMemory) {
+  for (const char* recipe : {"fp32", "bf16"})
+    for (const int accumulation : {1, 2})
+      for (const char* pin : {"false", "true"}) {
+        auto setup = of("mlp", recipe, 3, accumulation);
+        setup.zero = std::string(R"(, "offload_param": {"device": "cpu", "pin_memory": )") + pin + "}";
+        expect_the_cpus_bits(setup);
+      }
+}
+
 TEST_P(OnSimulatedGpu, ADelayedUpdateHasTheCpusBits) {
   for (const char* recipe : {"fp32", "bf16", "fp16"})
     for (const int accumulation : {1, 2})
@@ -345,7 +356,8 @@ struct Stack : torch::nn::Module {
     for (int layer = 0; layer < 6; ++layer) layers->push_back(torch::nn::Linear(64, 64));
     register_module("layers", layers);
     register_buffer("offset", torch::full({64}, 0.25));
-    register_parameter("scale", torch::ones({1}) * 2);  // reads while it is built
+    torch::NoGradGuard no_grad;
+    register_parameter("scale", layers[2]->as<torch::nn::Linear>()->weight.mean().reshape({1}) + 2);  // reads
   }
   at::Tensor forward(at::Tensor x) {
     for (const auto& layer : *layers) x = torch::tanh(layer->as<torch::nn::Linear>()->forward(x) + offset());
@@ -377,11 +389,13 @@ TEST_P(OnSimulatedGpu, AModelIsBuiltOntoTheGpu) {
       torch::manual_seed(11);
       const auto eager = train(std::make_shared<Stack>(), at::kCPU, stage, recipe);
       torch::manual_seed(11);
-      const auto built = train(build([] { return std::make_shared<Stack>(); }, kGpu), kGpu, stage, recipe);
+      const auto to = stage == 0 ? at::Device(at::kCUDA) : kGpu;  // the current one
+      const auto built = train(build([] { return std::make_shared<Stack>(); }, to), kGpu, stage, recipe);
       std::string first;
       EXPECT_TRUE(equal_bits(built, eager, &first)) << first;
       EXPECT_ORDERED("order");
     }
+  EXPECT_THROW(build([] { return std::make_shared<Stack>(); }, at::kMeta), ConfigError);
   // fp32: parameters and two optimizer states rest on the GPU; beyond them at most one unit's parameters at a time.
   torch::manual_seed(11);
   const auto model = build([] { return std::make_shared<Stack>(); }, kGpu);
@@ -407,12 +421,10 @@ TEST_P(OnSimulatedGpu, AStepHasFewLaunchesAndTheHostWaitsAfterThem) {
         engine.backward(module->forward(at::ones({2, 16}).to(kGpu, dtype_of(setup))).to(at::kFloat).square().mean());
         simulated_gpu::take_operations();
         EXPECT_TRUE(engine.step().updated);
-        std::vector<std::string> names;
-        for (const auto& each : simulated_gpu::take_operations()) names.push_back(each.substr(each.find(' ') + 1));
-        if (step == 0)
-          names.erase(std::remove(names.begin(), names.end(), "aten::zero_"), names.end());  // memory is made
-        EXPECT_EQ(names, (std::vector<std::string>{"zero::sums_of_squares", "zero::add_sums", "zero::step_norm",
-                                                   "aten::copy_", "zero::update", "waits"}))
+        auto names = simulated_gpu::take_operations();
+        if (step == 0) std::erase(names, "0 aten::zero_");  // memory is made
+        EXPECT_EQ(names, (std::vector<std::string>{"0 zero::sums_of_squares", "0 zero::add_sums", "0 zero::step_norm",
+                                                   "0 aten::copy_", "0 zero::update", "host waits"}))
             << recipe << ", stage " << stage << joined(names);
       }
     }

@@ -39,8 +39,8 @@ bool pattern_names(std::string_view pattern, std::string_view name, const std::v
 // Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All rules are element-wise: spans may
 // be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
 // operations] in update_simd.cpp). A step is
-//   begin_step();  update(span, factor) for every element of the model's shard once;  end_step();
-// or cancel_step(), if nothing was updated.
+//   begin_step();  update(span, factor) for every element of the model's shard once;  complete_updates();  end_step();
+// or at the end cancel_step(), if the device skipped the update.
 class ShardedOptimizer {
  public:
   // Group i + 1 has the parameters that entry i of `groups` matches, group 0 all others. Throws ConfigError if there is

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
@@ -39,7 +40,9 @@ struct Found {
 at::Device device_of(const std::vector<ModelParameter>& parameters, const comm::Group& comm) {
   auto device = parameters.front().tensor.device();
   for (const auto& parameter : parameters)
-    if (device.is_cpu()) device = torch_hooks::deferred_device(parameter.tensor);
+    if (device.is_cpu()) device = torch_hooks::deferred_device(parameter.tensor);  // one of them may be computed
+  if (device.is_cuda() && !device.has_index())  // the current one, as for model->to(at::kCUDA)
+    device = c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice();
   if (!device.is_cuda() || comm.size() == 1) return device;
   if (!comm.takes_gpu_memory())
     throw ConfigError(base::join("[Engine] got parameters on ", device.str(), " and transport ", comm.transport(),
@@ -399,8 +402,9 @@ void adopt_buffers(Parts& parts, bool moves) {
   auto& comm = *parts.comm;
   for (auto& item : parts.model->named_buffers()) {
     auto& buffer = item.value();
-    if (!buffer.defined() || buffer.numel() == 0) continue;
+    if (!buffer.defined()) continue;
     if (moves) buffer.set_data(buffer.to(parts.device));
+    if (buffer.numel() == 0) continue;
     if (parts.settings.buffer_dtype && buffer.is_floating_point())
       buffer.set_data(buffer.to(scalar_type(*parts.settings.buffer_dtype)));
     if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved in memory order

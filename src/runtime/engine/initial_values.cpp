@@ -230,11 +230,6 @@ void adopt_parameters(Parts& parts) {
   const torch_hooks::AllocationObserver::Pause pause;
   if (parts.products) agree_on_random_numbers(parts);
   auto deferred = find_deferred(parts);
-  // After zero::build with a device: what was built with values.
-  for (std::size_t g = 0; g < deferred.others.size(); ++g)
-    for (const auto i : deferred.others[g])
-      if (auto tensor = parts.binding().group(static_cast<int>(g)).members[i].tensor; tensor.device() != parts.device)
-        tensor.set_data(tensor.detach().to(parts.device));
   std::vector<int> eager;
   for (std::size_t g = 0; g < deferred.missing.size(); ++g)
     if (deferred.missing[g] == 0) eager.push_back(static_cast<int>(g));

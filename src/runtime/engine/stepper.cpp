@@ -17,13 +17,17 @@ Stepper::Stepper(Parts& parts, const Checks& checks, Backward& backward, Forward
     : p_(parts), checks_(checks), backward_(backward), listener_(listener) {
   p_.backend->comm.exchange_norms = [this](double mine) { return exchange_norms(mine); };
   if (!p_.run.updates_together || p_.axis_groups.size() > 1) return;  // experts are compared before the update
-  p_.backend->tensors.combine_norms(
-      {p_.comm->size(), [this](const at::Tensor& out, const at::Tensor& in) { p_.comm->all_gather(out, in)->wait(); },
-       [this] { return p_.comm->size() == 1 ? 0 : hash_of_choices(); },
-       [this](const auto& parts) {
-         check_choices(parts);
-         p_.relay.forget();  // all ranks have communicated
-       }});
+  p_.backend->tensors.combine_norms({p_.comm->size(),
+                                     [this](const at::Tensor& out, const at::Tensor& in) {
+                                       const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait,
+                                                                     "norm");
+                                       p_.comm->all_gather(out, in)->wait();
+                                     },
+                                     [this] { return p_.comm->size() == 1 ? 0 : hash_of_choices(); },
+                                     [this](const auto& parts) {
+                                       check_choices(parts);
+                                       p_.relay.forget();  // all ranks have communicated
+                                     }});
 }
 
 namespace {

@@ -56,13 +56,13 @@ at::Tensor pinned_memory(at::Device device, std::int64_t bytes) {
   const auto& kernels = *kernels_for(device);
   const auto size = static_cast<std::size_t>(bytes);
   void* data = nullptr;
-  if (const int status = kernels.allocate_host(size, &data); status != 0)
+  if (const int status = kernels.allocate_host(device.index(), size, &data); status != 0)
     throw ConfigError(base::join("[Engine] got '", kernels.error_text(status), "' for ", bytes,
                                  " bytes of pinned host memory, expected to have them. Hint: pin_memory false, or "
                                  "offload to a file."),
                       ExitCode::kOutOfMemory);
   return at::from_blob(
-      data, {bytes}, [&kernels, size](void* memory) { kernels.free_host(memory, size); },
+      data, {bytes}, [&kernels, device, size](void* memory) { kernels.free_host(device.index(), memory, size); },
       at::TensorOptions().dtype(at::kByte));
 }
 
@@ -80,10 +80,10 @@ optim::ShardedOptimizer::RangesUpdate ranges_update_on(at::Device device, std::f
       };
 }
 
-void DeviceSums::enqueue() {
-  if (noted_.empty()) return;
+const at::Tensor& DeviceSums::enqueue() {
   const auto options = at::TensorOptions().dtype(at::kDouble).device(device_);
   if (!sums_.defined()) sums_ = at::zeros({count_}, options);
+  if (noted_.empty()) return sums_;
   std::vector<cuda::SquaredVector> vectors;
   std::int64_t num_pieces = 0;
   for (const auto& [index, values] : noted_) {
@@ -96,12 +96,12 @@ void DeviceSums::enqueue() {
                                                     pieces.mutable_data_ptr<double>()),
               "sums_of_squares");
   noted_.clear();
+  return sums_;
 }
 
 void DeviceSums::fetch() {
   enqueue();
   values_.assign(static_cast<std::size_t>(count_), 0.0);
-  if (!sums_.defined()) return;
   const auto bytes = static_cast<std::int64_t>(sums_.nbytes());
   if (!host_) host_ = std::make_unique<gpu::HostSlots>(device_, bytes, 1);
   auto host = host_->take(bytes).view(at::kDouble);

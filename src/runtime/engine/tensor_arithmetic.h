@@ -68,10 +68,8 @@ class DeviceSums {
   // Notes sums[index] <- sum_of_squares(values), in place of what was noted for this index.
   void add(int index, const Stretch& values) { noted_.insert_or_assign(index, values); }
   void cancel(int index) { noted_.erase(index); }
-  // Enqueues what was noted. Until then the values do not change.
-  void enqueue();
-  // In device memory, by index; undefined before the first enqueue().
-  const at::Tensor& sums() const { return sums_; }
+  // Enqueues what was noted; until then the values do not change. Returns the sums by index, in device memory.
+  const at::Tensor& enqueue();
   // Enqueues it and blocks until all sums are in host memory.
   void fetch();
   double operator[](int index) const { return values_[static_cast<std::size_t>(index)]; }

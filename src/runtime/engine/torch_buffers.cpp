@@ -81,16 +81,22 @@ void TorchBuffers::allocate(int buffer, const step::Allocation& allocation) {
 
 void TorchBuffers::free(int buffer) {
   std::unique_ptr<Entry> entry;  // destroyed without the lock: freeing a tensor may call back
-  const std::lock_guard lock(mutex_);
-  const auto it = entries_.find(buffer);
-  if (it == entries_.end()) return;
-  entry = std::move(it->second);
-  entries_.erase(it);
-  entry->read.wait();
-  entry->written.wait();
-  if (entry->memory.defined()) {
-    const auto block = blocks_.find(entry->memory.const_data_ptr());
-    if (block != blocks_.end() && block->second == buffer) blocks_.erase(block);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto it = entries_.find(buffer);
+    if (it == entries_.end()) return;
+    entry = std::move(it->second);
+    entries_.erase(it);
+    if (entry->memory.defined()) {
+      const auto block = blocks_.find(entry->memory.const_data_ptr());
+      if (block != blocks_.end() && block->second == buffer) blocks_.erase(block);
+    }
+  }
+  try {
+    entry->read.wait();
+    entry->written.wait();
+  } catch (const std::exception&) {
+    // An error of the device, which the operation that met it reports; no copy is under way any more.
   }
 }
 

@@ -28,6 +28,7 @@ TorchTensorOps::TorchTensorOps(TorchBuffers& buffers, const Lanes& lanes, const 
     first_sum_.push_back(count);
     count += group.num_members();
   }
+  most_in_order_ = count + static_cast<int>(groups.size());
   const auto device = buffers.setup().device;
   if (kernels_for(device) != nullptr) device_sums_ = std::make_unique<DeviceSums>(device, count);
 }
@@ -180,9 +181,12 @@ double TorchTensorOps::sum_of_squares(int group) {
 
 void TorchTensorOps::combine_norms(DeviceNorms how) {
   how_ = std::move(how);
-  norm_ = squares_on_device() ? std::make_unique<DeviceNorm>(buffers_.setup().device, how_.ranks) : nullptr;
+  if (squares_on_device() && most_in_order_ <= cuda::kMaxOrder)
+    norm_ = std::make_unique<DeviceNorm>(buffers_.setup().device, how_.ranks);
 }
 
+// Ranks must agree on the result: it depends on nothing that differs between them. Sums of the host come from
+// transports that sum on the host, which all ranks have or none.
 bool TorchTensorOps::begin_norm(const step::NormRequest& request) {
   if (!norm_) return false;
   std::vector<int> order;
@@ -193,10 +197,7 @@ bool TorchTensorOps::begin_norm(const step::NormRequest& request) {
     }
     order.push_back(-1);
   }
-  if (order.size() > cuda::kMaxOrder) return false;
-  device_sums_->enqueue();
-  if (!device_sums_->sums().defined()) return false;
-  norm_->begin(device_sums_->sums(), order, how_.tag(),
+  norm_->begin(device_sums_->enqueue(), order, how_.tag(),
                {request.scale, request.clip, request.postmultiply, request.checks_overflow ? 1 : 0}, how_.gather);
   return true;
 }

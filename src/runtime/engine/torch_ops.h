@@ -69,6 +69,7 @@ class TorchTensorOps final : public step::TensorOps {
   std::map<int, std::map<int, Square>> squares_;  // by group and slot
   std::unique_ptr<DeviceSums> device_sums_;
   std::vector<int> first_sum_;  // in device_sums_, by group
+  int most_in_order_ = 0;       // sums and ends of groups
   bool fetched_ = false;
   DeviceNorms how_;
   std::unique_ptr<DeviceNorm> norm_;

@@ -52,6 +52,30 @@ void set_default_state(const at::Tensor& state) {
   generator.set_state(state);
 }
 
+std::mutex registry_mutex;
+
+// The memory of a tensor that has its values before an Engine takes it, because the model was read while it was built,
+// and where it goes.
+struct Destined;
+std::unordered_map<c10::StorageImpl*, const Destined*>& destined_storages() {
+  static auto* instance = new std::unordered_map<c10::StorageImpl*, const Destined*>;
+  return *instance;
+}
+struct Destined {
+  Destined(c10::StorageImpl* of, at::Device to) : storage(of), device(to) {
+    const std::lock_guard<std::mutex> lock(registry_mutex);
+    destined_storages()[storage] = this;
+  }
+  ~Destined() {
+    const std::lock_guard<std::mutex> lock(registry_mutex);
+    const auto it = destined_storages().find(storage);
+    if (it != destined_storages().end() && it->second == this) destined_storages().erase(it);
+  }
+  c10::StorageImpl* const storage;
+  const at::Device device;
+  c10::DataPtr data;
+};
+
 }  // namespace
 
 // The initializers of one recording, in program order, and the random number generator they use.
@@ -87,7 +111,7 @@ class DeferredTape {
       auto& entry = tape[at];
       const auto target = entry.arguments[0].toTensor();
       auto* storage = storage_of(entry.arguments[0]);
-      if (has_no_data(target)) fill(storage);
+      if (has_no_data(target)) fill(storage, device_);
       const auto& parameters = entry.op.schema().arguments();
       for (std::size_t i = 0; i < parameters.size(); ++i)
         if (parameters[i].name() == "generator" && entry.arguments[i].isNone()) entry.arguments[i] = generator;
@@ -110,8 +134,14 @@ class DeferredTape {
   static c10::StorageImpl* storage_of(const c10::IValue& value) {
     return value.toTensor().storage().unsafeGetStorageImpl();
   }
-  static void fill(c10::StorageImpl* storage) {
-    fill_storage(*storage, c10::GetCPUAllocator()->allocate(storage->nbytes()));
+  static void fill(c10::StorageImpl* storage, at::Device device) {
+    auto data = c10::GetCPUAllocator()->allocate(storage->nbytes());
+    if (device.is_cpu()) return fill_storage(*storage, std::move(data));
+    auto* destined = new Destined(storage, device);
+    destined->data = std::move(data);
+    fill_storage(*storage, c10::DataPtr(
+                               destined->data.get(), destined,
+                               [](void* context) { delete static_cast<Destined*>(context); }, c10::Device(c10::kCPU)));
   }
 
  private:
@@ -124,7 +154,6 @@ class DeferredTape {
 
 namespace {
 
-std::mutex registry_mutex;
 // The tape of each storage without data.
 std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>& living_tapes() {
   static auto* instance = new std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>;
@@ -197,7 +226,7 @@ void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*
   if (reads || draws) {
     tape->replay([](c10::StorageImpl*, std::size_t) {});
     for (std::size_t i = first; i < stack->size(); ++i)
-      if (lacks_data((*stack)[i])) DeferredTape::fill(DeferredTape::storage_of((*stack)[i]));
+      if (lacks_data((*stack)[i])) DeferredTape::fill(DeferredTape::storage_of((*stack)[i]), tape->device());
   }
   if (!draws) return op.callBoxed(*stack);
   set_default_state(tape->state());
@@ -216,6 +245,8 @@ void register_mode() {
 }  // namespace
 
 DeferredRecording::DeferredRecording(at::Device device) {
+  if (!device.is_cpu() && !device.is_cuda())
+    throw ConfigError(base::join("[build] got the device ", device.str(), ", expected cpu or cuda"));
   register_mode();
   ZERO_CHECK(!recording, "zero::build inside zero::build");
   recording = tape_ = std::make_shared<DeferredTape>(device);
@@ -244,9 +275,11 @@ bool is_deferred(const at::Tensor& tensor) {
 }
 
 at::Device deferred_device(const at::Tensor& tensor) {
-  if (!has_no_data(tensor)) return tensor.device();
+  if (!tensor.has_storage()) return tensor.device();
+  auto* const storage = tensor.storage().unsafeGetStorageImpl();
   std::lock_guard<std::mutex> lock(registry_mutex);
-  const auto it = living_tapes().find(tensor.storage().unsafeGetStorageImpl());
+  if (const auto it = destined_storages().find(storage); it != destined_storages().end()) return it->second->device;
+  const auto it = living_tapes().find(storage);
   const auto tape = it == living_tapes().end() ? nullptr : it->second.lock();
   return tape ? tape->device() : tensor.device();
 }
@@ -307,7 +340,7 @@ void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function
   }
   for (const auto& [storage, i] : index) {
     if (done.count(i) != 0) continue;
-    if (has_no_data(tensors[i])) DeferredTape::fill(storage);
+    if (has_no_data(tensors[i])) DeferredTape::fill(storage, at::kCPU);
     finish(i);
   }
 }

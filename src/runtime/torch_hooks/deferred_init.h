@@ -28,7 +28,7 @@ class DeferredRecording {
 
 // Whether the tensor was created in a recording and has no data yet.
 bool is_deferred(const at::Tensor& tensor);
-// Where the values of a deferred tensor go; else the tensor's device.
+// Where the values of a tensor that was created in a recording go, also if it has them already; else its device.
 at::Device deferred_device(const at::Tensor& tensor);
 
 // The initial states of the random number generators of the recordings of `tensors`, as bytes; and their replacement

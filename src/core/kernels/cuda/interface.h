@@ -42,10 +42,10 @@ struct NormSettings {
 };
 inline constexpr int kMaxOrder = 8000;
 
-// All functions except the first three and the last two enqueue work on the stream and return at once: 0, or an error
-// of the CUDA runtime for error_text, possibly one of an earlier kernel. All pointers are to device memory, except
-// `parts`, `vectors`, `ranges` and `constants` themselves, which may be freed on return. Results are bit-identical to
-// kernels/elementwise.h and kernels/update_simd.h ([Note: same bits]); NaN stays NaN.
+// All functions except error_text, device_count, allocate_host and free_host enqueue work on the stream and return at
+// once: 0, or an error of the CUDA runtime for error_text, possibly one of an earlier kernel. All pointers are to
+// device memory, except `parts`, `vectors`, `ranges` and `constants` themselves, which may be freed on return. Results
+// are bit-identical to kernels/elementwise.h and kernels/update_simd.h ([Note: same bits]); NaN stays NaN.
 struct Interface {
   std::uint32_t version;
   const char* (*error_text)(int status);
@@ -75,8 +75,8 @@ struct Interface {
   int (*step_norm)(Place place, const double* parts, int num_parts, NormSettings settings, StepNorm* norm);
   // Page-locked host memory that all GPUs can copy from and to, of `bytes` rounded up to pages. Blocking. Call
   // free_host() with the same number when no copy uses it.
-  int (*allocate_host)(std::size_t bytes, void** data);
-  int (*free_host)(void* data, std::size_t bytes);
+  int (*allocate_host)(int device, std::size_t bytes, void** data);
+  int (*free_host)(int device, void* data, std::size_t bytes);
 };
 
 using Entry = const Interface* (*)();

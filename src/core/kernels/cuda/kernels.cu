@@ -141,24 +141,17 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
 // One warp: its lanes read the sums of the next 32 places, which all then add in order.
 __global__ void __launch_bounds__(kSquareLanes)
     add_sums_kernel(const double* sums, const __grid_constant__ Order order, std::uint64_t tag, double* out) {
-  double total = 0, group = 0;
+  OrderedSum sum;
   const int lane = static_cast<int>(threadIdx.x);
   for (int begin = 0; begin < order.count; begin += kSquareLanes) {
     const int place = begin + lane < order.count ? order.of[begin + lane] : -1;  // ends of empty groups add nothing
     const double mine = place >= 0 ? sums[place] : 0;
 #pragma unroll
-    for (int k = 0; k < kSquareLanes; ++k) {
-      const double next = __shfl_sync(0xffffffffu, mine, k);
-      if (__shfl_sync(0xffffffffu, place, k) >= 0) {
-        group = add(group, next);
-      } else {
-        total = add(total, group);
-        group = 0;
-      }
-    }
+    for (int k = 0; k < kSquareLanes; ++k)
+      sum.next(__shfl_sync(0xffffffffu, place, k), __shfl_sync(0xffffffffu, mine, k));
   }
   if (lane != 0) return;
-  out[0] = total;
+  out[0] = sum.total;
   out[1] = double_of(tag);
 }
 
@@ -303,11 +296,15 @@ int step_norm(Place place, const double* parts, int num_parts, NormSettings sett
 }
 
 // libtorch's allocator of pinned memory rounds up to a power of two: gigabytes for the states of a large model.
-int allocate_host(std::size_t bytes, void** data) {
+int allocate_host(int device, std::size_t bytes, void** data) {
+  const OnDevice current(device);  // else the runtime would open the caller's current device, too
+  if (current.status() != cudaSuccess) return current.status();
   void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) return cudaErrorMemoryAllocation;
   madvise(pages, bytes, MADV_HUGEPAGE);  // a hint: fewer pages to lock and to translate
-  const auto status = take_error(cudaHostRegister(pages, bytes, cudaHostRegisterPortable));
+  madvise(pages, bytes, MADV_DONTFORK);  // a child must neither copy locked pages nor take them from the parent
+  // Mapped: with parameters in host memory the update's kernel writes them.
+  const auto status = take_error(cudaHostRegister(pages, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped));
   if (status != cudaSuccess) {
     munmap(pages, bytes);
     return status;
@@ -316,7 +313,8 @@ int allocate_host(std::size_t bytes, void** data) {
   return cudaSuccess;
 }
 
-int free_host(void* data, std::size_t bytes) {
+int free_host(int device, void* data, std::size_t bytes) {
+  const OnDevice current(device);
   const auto status = take_error(cudaHostUnregister(data));
   munmap(data, bytes);
   return status;

@@ -31,6 +31,19 @@ ZERO_HOST_DEVICE double double_of(std::uint64_t bits) {
 #endif
 }
 
+// Adds sums in order, group by group: place -1 ends a group.
+struct OrderedSum {
+  double total = 0, group = 0;
+  ZERO_HOST_DEVICE void next(int place, double sum) {
+    if (place >= 0) {
+      group = add(group, sum);
+    } else {
+      total = add(total, group);
+      group = 0;
+    }
+  }
+};
+
 // Pairs of a sum and a tag, one of each rank.
 ZERO_HOST_DEVICE StepNorm step_norm_of(const double* parts, int num_parts, const NormSettings& settings) {
   double total = 0;
