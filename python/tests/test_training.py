@@ -221,6 +221,11 @@ def test_build_of_buffers_and_reads_before_an_engine() -> None:
             read()
     values = libzero.Engine(model, config(3)).state_dict()
     assert all(torch.equal(values[name], eager[name]) for name in eager)
+    torch.manual_seed(1)
+    on_cpu = libzero.Engine(libzero.build(make, device="cpu"), config(3)).state_dict()
+    assert all(torch.equal(on_cpu[name], eager[name]) for name in eager)
+    with pytest.raises(libzero.ConfigError, match="got the device meta, expected cpu or cuda"):
+        libzero.build(make, device="meta")
 
 
 def unseeded() -> torch.nn.Sequential:
