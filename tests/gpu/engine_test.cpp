@@ -27,15 +27,7 @@ void be_deterministic() {
 }
 
 Training on_gpu(const std::string& problem, const std::string& recipe, int stage) {
-  Training setup;
-  setup.problem = problem;
-  setup.recipe = recipe;
-  setup.stage = stage;
-  setup.world = 1;
-  setup.steps = 10;
-  setup.clip = 0.5;
-  setup.device = kGpu;
-  return setup;
+  return {.problem = problem, .world = 1, .stage = stage, .steps = 10, .recipe = recipe, .clip = 0.5, .device = kGpu};
 }
 
 Outcome train(const Training& setup) { return train_rank(setup, Communicator::local()); }

@@ -1,142 +1,24 @@
 // What the plug-in asks of the CUDA runtime, without a GPU: the real libzero_cuda.so with a runtime that only notes its
 // calls. Which kernels are launched, with which shapes and arguments, on which stream and device, and what an error of
 // each call leads to.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "gpu/stub_cudart.h"
-#include "kernels/cuda/launches.h"
+#include "gpu/stubbed_plugin.h"
 #include "support/folder.h"
 
 namespace zero::test::launches_test {
 namespace {
-
-using cuda::Dtype, cuda::Place;
-using kernels::Rule, kernels::SizedRange, kernels::UpdateConstants;
-
-constexpr std::int64_t kNumels[] = {1, 3, 65535, 65536, 65537, std::int64_t{1} << 31, (std::int64_t{1} << 31) + 5};
-constexpr Dtype kDtypes[] = {Dtype::F32, Dtype::BF16, Dtype::F16};
-constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
-
-StubCudart& stub() { return *zero_stub_cudart(); }
-
-std::filesystem::path plugin_path() { return std::filesystem::path(ZERO_BINARY_DIR) / "lib" / cuda::kPlugin; }
-
-const cuda::Interface& open_plugin(const std::filesystem::path& path) {
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) throw std::runtime_error(dlerror());
-  const auto entry = reinterpret_cast<cuda::Entry>(dlsym(library, cuda::kEntry));
-  if (entry == nullptr || entry()->version != cuda::kInterfaceVersion) throw std::runtime_error("another interface");
-  return *entry();
-}
-
-const cuda::Interface& table() {
-  static const auto& loaded = open_plugin(plugin_path());
-  return loaded;
-}
-
-// Addresses that nothing reads: a multiple of 16 in a range of its own, and `offset` bytes behind.
-char* address(int number, int offset = 0) {
-  return reinterpret_cast<char*>((std::uintptr_t{1} << 44) + (static_cast<std::uintptr_t>(number) << 36)) + offset;
-}
-float* floats(int number, int offset = 0) { return reinterpret_cast<float*>(address(number, offset)); }
-
-void* const kStream = address(999);
-constexpr std::int64_t kNumel = 5000;
-
-class GpuLaunches : public testing::Test {
- protected:
-  void SetUp() override {
-    if (!std::filesystem::exists(plugin_path()))
-      GTEST_SKIP() << "this build has no " << plugin_path() << " (no nvcc, or ZERO_CUDA=OFF)";
-    table();
-    ASSERT_GT(stub().registered_kernels, 0) << "the plug-in has another CUDA runtime";
-    stub().clear();
-  }
-  void TearDown() override { stub().clear(); }
-};
-
-std::vector<StubCall> launches() {
-  std::vector<StubCall> found;
-  for (const auto& call : stub().calls)
-    if (call.function == "LaunchKernel") found.push_back(call);
-  return found;
-}
-std::vector<std::string> kernels_launched() {
-  std::vector<std::string> names;
-  for (const auto& call : launches()) names.push_back(call.kernel);
-  return names;
-}
-std::vector<std::string> functions_called() {
-  std::vector<std::string> names;
-  for (const auto& call : stub().calls) names.push_back(call.function);
-  return names;
-}
-using Names = std::vector<std::string>;
-
-void expect_legal(const StubCall& launch) {
-  EXPECT_GE(launch.grid[0], 1u);
-  EXPECT_LE(launch.grid[0], (1u << 31) - 1);
-  EXPECT_GE(launch.block[0], 1u);
-  EXPECT_LE(launch.block[0], 1024u);
-  for (int axis : {1, 2}) {
-    EXPECT_EQ(launch.grid[axis], 1u);
-    EXPECT_EQ(launch.block[axis], 1u);
-  }
-  EXPECT_EQ(launch.shared, 0u);
-}
-
-// The only launch has exactly the blocks that `numel` elements need, `per_thread` for each thread.
-void expect_covers(std::int64_t numel, std::int64_t per_thread) {
-  ASSERT_EQ(launches().size(), 1u);
-  const auto launch = launches()[0];
-  expect_legal(launch);
-  const std::int64_t per_block = launch.block[0] * per_thread, blocks = launch.grid[0];
-  EXPECT_GE(blocks * per_block, numel);
-  EXPECT_LT((blocks - 1) * per_block, numel);
-}
-
-SizedRange range_of(int number, std::int64_t numel, Dtype gradient = Dtype::BF16) {
-  return {{floats(number),
-           {floats(number + 1), floats(number + 2)},
-           address(number + 3),
-           gradient,
-           address(number + 4),
-           Dtype::BF16},
-          numel};
-}
-
-UpdateConstants constants_of(Rule rule) {
-  UpdateConstants constants{};
-  constants.rule = rule;
-  constants.negative_step = -0.25f;
-  return constants;
-}
-
-int squares(Place place, const std::vector<cuda::SquaredVector>& vectors) {
-  return table().sums_of_squares(place, vectors.data(), static_cast<int>(vectors.size()),
-                                 reinterpret_cast<double*>(address(900)));
-}
-int update(Place place, const std::vector<SizedRange>& ranges, Rule rule = Rule::AdamDecoupled) {
-  const auto constants = constants_of(rule);
-  return table().update(place, &constants, 0.5f, ranges.data(), static_cast<int>(ranges.size()));
-}
-std::vector<cuda::SquaredVector> vectors_of(int count, std::int64_t numel) {
-  std::vector<cuda::SquaredVector> vectors;
-  for (int v = 0; v < count; ++v)
-    vectors.push_back({address(1), Dtype::BF16, numel, reinterpret_cast<double*>(address(2)) + v});
-  return vectors;
-}
 
 // Every function that enqueues work, in a form that launches as much as it can.
 std::map<std::string, std::function<int(Place)>> functions() {
@@ -623,6 +505,13 @@ TEST_F(GpuLaunches, TheNormsArgumentsReachItsKernels) {
                              cuda::kMaxOrder + 1, 7, reinterpret_cast<double*>(address(2))),
             0);
   EXPECT_TRUE(launches().empty());
+}
+
+// The first folder of its RUNPATH is its own.
+TEST_F(GpuLaunches, TheRuntimeIsLookedForBesideThePlugin) {
+  std::ifstream file(plugin_path(), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_NE(bytes.find(std::string("\0$ORIGIN:", 9)), std::string::npos);
 }
 
 TEST_F(GpuLaunches, ErrorsHaveTheRuntimesTexts) {

@@ -162,15 +162,13 @@ TEST(SimulatedGpu, BackwardRunsOnIt) {
 // --- the engine -----------------------------------------------------------------------------------
 
 Training of(const std::string& problem, const std::string& recipe, int stage, int accumulation = 1) {
-  Training setup;
-  setup.problem = problem;
-  setup.recipe = recipe;
-  setup.stage = stage;
-  setup.accumulation = accumulation;
-  setup.world = 1;
-  setup.steps = 3;
-  setup.clip = 0.5;
-  return setup;
+  return {.problem = problem,
+          .world = 1,
+          .stage = stage,
+          .steps = 3,
+          .accumulation = accumulation,
+          .recipe = recipe,
+          .clip = 0.5};
 }
 
 std::string name_of(const Training& setup) {

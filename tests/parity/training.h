@@ -27,8 +27,8 @@ struct Training {
   bool prefetch = true;
   std::string optimizer = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05}})";
   at::Device device = at::kCPU;
-  std::string extra;  // further top-level keys, each with a leading comma
-  std::string zero;   // the same, of zero_optimization
+  std::string extra{};  // further top-level keys, each with a leading comma
+  std::string zero{};   // the same, of zero_optimization
 };
 
 std::string json_of(const Training& setup);

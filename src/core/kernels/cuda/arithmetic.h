@@ -42,6 +42,18 @@ ZERO_HOST_DEVICE float float_of(std::uint32_t bits) {
 #endif
 }
 
+ZERO_HOST_DEVICE std::uint64_t bits_of(double value) {
+  std::uint64_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+ZERO_HOST_DEVICE double double_of(std::uint64_t bits) {
+  double value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
 #ifdef __CUDA_ARCH__
 ZERO_HOST_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 ZERO_HOST_DEVICE float subtract(float a, float b) { return __fsub_rn(a, b); }

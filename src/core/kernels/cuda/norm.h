@@ -11,26 +11,6 @@ ZERO_HOST_DEVICE bool finite(double value) {
   return value >= -kLargest && value <= kLargest;  // false for NaN
 }
 
-ZERO_HOST_DEVICE std::uint64_t bits_of(double value) {
-#ifdef __CUDA_ARCH__
-  return static_cast<std::uint64_t>(__double_as_longlong(value));
-#else
-  std::uint64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-#endif
-}
-
-ZERO_HOST_DEVICE double double_of(std::uint64_t bits) {
-#ifdef __CUDA_ARCH__
-  return __longlong_as_double(static_cast<long long>(bits));
-#else
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-#endif
-}
-
 // Adds sums in order, group by group: place -1 ends a group.
 struct OrderedSum {
   double total = 0, group = 0;
