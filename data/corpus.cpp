@@ -40,6 +40,36 @@ std::int64_t Permutation::operator()(std::int64_t index) const {
   return static_cast<std::int64_t>(value);
 }
 
+std::int64_t shuffled(std::int64_t number, std::int64_t samples, std::uint64_t seed) {
+  const Permutation order(samples, mix(seed) + static_cast<std::uint64_t>(number / samples));
+  return order(number % samples);
+}
+
+std::string position_text(std::int64_t position, const ReaderFacts& facts) {
+  nlohmann::json json{{"position", position}};
+  for (const auto& [key, value] : facts) json[key] = value;
+  return json.dump();
+}
+
+std::int64_t restored_position(const std::string& json, const ReaderFacts& facts, const std::string& where,
+                               const std::string& same) {
+  const auto refuse = [&](const std::string& got, const std::string& expected) {
+    throw std::runtime_error("[" + where + "] got " + got + ", expected " + expected);
+  };
+  const auto saved = nlohmann::json::parse(json, nullptr, false);
+  const auto check = [&](const char* key) {
+    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_number_integer() || saved[key] < 0)
+      refuse("\"" + json.substr(0, 200) + "\"", "the saved position of a corpus");
+  };
+  check("position");
+  for (const auto& [key, value] : facts) check(key);
+  for (const auto& [key, value] : facts)
+    if (saved[key].get<std::uint64_t>() != value)
+      refuse(std::string(key) + " " + std::to_string(value),
+             saved[key].dump() + " as when the position was saved. Hint: go on with the same " + same);
+  return saved["position"].get<std::int64_t>();
+}
+
 Corpus::Corpus(const std::string& path, std::int64_t sequence, double holdout, std::uint64_t seed)
     : file_(path), sequence_(sequence), seed_(seed) {
   if (sequence < 1)
@@ -64,9 +94,7 @@ Corpus::Corpus(const std::string& path, std::int64_t sequence, double holdout, s
 const std::uint8_t* Corpus::training(std::int64_t number) const {
   if (number < 0)
     throw std::invalid_argument("[Corpus::training] got " + std::to_string(number) + ", expected at least 0");
-  const auto epoch = static_cast<std::uint64_t>(number / training_samples_);
-  const Permutation order(training_samples_, mix(seed_) + epoch);
-  return file_.data() + order(number % training_samples_) * sequence_;
+  return file_.data() + shuffled(number, training_samples_, seed_) * sequence_;
 }
 
 const std::uint8_t* Corpus::heldout(std::int64_t index) const {
@@ -84,32 +112,16 @@ std::vector<const std::uint8_t*> Reader::next(std::int64_t batch) {
   return samples;
 }
 
-std::string Reader::state() const {
-  return nlohmann::json{{"position", position_},
-                        {"samples", corpus_->training_samples_},
-                        {"seed", corpus_->seed_},
-                        {"sequence", corpus_->sequence_}}
-      .dump();
-}
+std::string Reader::state() const { return position_text(position_, facts()); }
 
 void Reader::restore(const std::string& json) {
-  const auto refuse = [](const std::string& got, const std::string& expected) {
-    throw std::runtime_error("[Reader::restore] got " + got + ", expected " + expected);
-  };
-  const auto saved = nlohmann::json::parse(json, nullptr, false);
-  for (const char* key : {"position", "samples", "seed", "sequence"})
-    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_number_integer() || saved[key] < 0)
-      refuse("\"" + json.substr(0, 200) + "\"", "the saved position of a corpus");
-  const auto same = [&](const char* key, std::uint64_t ours) {
-    if (saved[key].get<std::uint64_t>() != ours)
-      refuse(std::string(key) + " " + std::to_string(ours),
-             saved[key].dump() + " as when the position was saved. " +
-                 "Hint: go on with the same text, sequence length, holdout and seed");
-  };
-  same("samples", static_cast<std::uint64_t>(corpus_->training_samples_));
-  same("seed", corpus_->seed_);
-  same("sequence", static_cast<std::uint64_t>(corpus_->sequence_));
-  position_ = saved["position"].get<std::int64_t>();
+  position_ = restored_position(json, facts(), "Reader::restore", "text, sequence length, holdout and seed");
+}
+
+ReaderFacts Reader::facts() const {
+  return {{"samples", static_cast<std::uint64_t>(corpus_->training_samples_)},
+          {"seed", corpus_->seed_},
+          {"sequence", static_cast<std::uint64_t>(corpus_->sequence_)}};
 }
 
 }  // namespace data

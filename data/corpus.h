@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/mapped_file.h"
@@ -24,6 +25,18 @@ class Permutation {
   int half_bits_;
 };
 
+// Which of `samples` samples a run reads as its `number`th, from 0 on: number / samples is the epoch. Each epoch has a
+// different order, which depends on the seed.
+std::int64_t shuffled(std::int64_t number, std::int64_t samples, std::uint64_t seed);
+
+// The saved position of a reader: {"position": 640, ...} with whole numbers that say what is read. restored_position
+// throws std::runtime_error that begins with "[`where`]" for another text, and if a fact differs; `same` says what has
+// to be the same ("text, sequence length").
+using ReaderFacts = std::vector<std::pair<const char*, std::uint64_t>>;
+std::string position_text(std::int64_t position, const ReaderFacts& facts);
+std::int64_t restored_position(const std::string& json, const ReaderFacts& facts, const std::string& where,
+                               const std::string& same);
+
 class Corpus {
  public:
   // `sequence`: tokens of one sample, without the additional one for the last target. `holdout`: the
@@ -38,8 +51,7 @@ class Corpus {
   std::int64_t training_samples() const { return training_samples_; }
   std::int64_t heldout_samples() const { return heldout_samples_; }
 
-  // sequence + 1 bytes. `number` counts the samples of the whole run, from 0 on: number / training_samples()
-  // is the epoch. Each epoch has a different order, which depends on the seed.
+  // sequence + 1 bytes, in the order of shuffled().
   const std::uint8_t* training(std::int64_t number) const;
   const std::uint8_t* heldout(std::int64_t index) const;  // in file order
   // The offset in the file, for tests and messages.
@@ -71,6 +83,8 @@ class Reader {
   void restore(const std::string& json);
 
  private:
+  ReaderFacts facts() const;
+
   const Corpus* corpus_;
   int rank_, ranks_;
   std::int64_t position_ = 0;

@@ -1,0 +1,234 @@
+// Samples that are one record each: prompts with completions, sources with targets, texts with labels.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "data/sample_maker.h"
+
+namespace data {
+namespace {
+
+class RecordMaker : public SampleMaker {
+ public:
+  RecordMaker(const ExampleOptions& options, const Tokenizer& tokenizer, const std::vector<std::string>& required)
+      : options_(options), tokenizer_(tokenizer), split_(options, required) {}
+
+  std::int64_t samples(Part part) const override { return split_.size(part); }
+  std::uint64_t digest() const override { return split_.digest(); }
+  Sample make(Part part, std::int64_t index, std::uint64_t) const override {
+    auto sample = make_of(split_.at(part, index));
+    sample.record = index;
+    return sample;
+  }
+  Record heldout_record(std::int64_t index) const override { return split_.at(Part::Heldout, index); }
+
+ protected:
+  virtual Sample make_of(const Record& record) const = 0;
+  // Tokens of a text that leave room for `added` more in `length`.
+  std::vector<std::int32_t> encode_at_most(const std::string& text, std::int64_t length) const {
+    auto ids = tokenizer_.encode(text, false);
+    ids.resize(std::min(ids.size(), static_cast<std::size_t>(std::max<std::int64_t>(0, length))));
+    return ids;
+  }
+
+  ExampleOptions options_;
+  const Tokenizer& tokenizer_;
+  RecordSplit split_;
+};
+
+class PromptMaker : public RecordMaker {
+ public:
+  PromptMaker(const ExampleOptions& options, const Tokenizer& tokenizer)
+      : RecordMaker(options, tokenizer, {}), end_(end_token(tokenizer)) {
+    const auto begin = tokenizer.special().begin;
+    const auto empty = tokenizer.encode("", true);
+    if (begin && !empty.empty() && empty[0] == *begin) begin_ = {*begin};
+    for (const auto part : {Part::Training, Part::Heldout})
+      for (std::int64_t i = 0; i < samples(part); ++i) check(split_.at(part, i));
+  }
+
+  std::int64_t heldout_records() const override { return samples(Part::Heldout); }
+
+  std::vector<std::int32_t> prompt(const Record& record) const override {
+    return prompt_of(record, options_.sequence - static_cast<std::int64_t>(completion(record).size()));
+  }
+  std::vector<std::string> references(const Record& record) const override {
+    if (const auto* text = record.find("completion")) return {*text};
+    std::vector<std::string> texts;
+    for (const auto& answer : record.answers) texts.push_back(answer.text);
+    if (texts.empty()) texts.emplace_back();
+    return texts;
+  }
+
+ private:
+  static void check(const Record& record) {
+    if (record.find("prompt") != nullptr && record.find("completion") != nullptr) return;
+    if (record.find("question") != nullptr && (record.impossible || !record.answers.empty())) return;
+    throw std::runtime_error("[records] " + record.where +
+                             ": got a record without them, expected \"prompt\" and \"completion\", or \"question\", "
+                             "\"answers\" and perhaps \"context\"");
+  }
+  // With the end of the text. The answer to a question follows "Answer:" and a space.
+  std::vector<std::int32_t> completion(const Record& record) const {
+    const auto* text = record.find("completion");
+    const std::string answer = text != nullptr ? *text : record.answers.empty() ? "" : " " + record.answers[0].text;
+    auto ids = encode_at_most(answer, options_.sequence - 1);
+    ids.push_back(end_);
+    return ids;
+  }
+  // Of a prompt that is too long the beginning is cut; of a question's, the end of its context.
+  std::vector<std::int32_t> prompt_of(const Record& record, std::int64_t length) const {
+    const auto room = static_cast<std::size_t>(std::max<std::int64_t>(0, length));
+    std::vector<std::int32_t> ids = begin_;
+    if (const auto* text = record.find("prompt")) {
+      const auto own = tokenizer_.encode(*text, false);
+      const auto keep = std::min(own.size(), room - std::min(room, ids.size()));
+      ids.insert(ids.end(), own.end() - static_cast<std::ptrdiff_t>(keep), own.end());
+    } else {
+      const auto* context = record.find("context");
+      const auto question = tokenizer_.encode(
+          (context != nullptr ? "\n\nQuestion: " : "Question: ") + *record.find("question") + "\n\nAnswer:", false);
+      const auto used = ids.size() + question.size();
+      if (context != nullptr) {
+        const auto own = encode_at_most(*context, static_cast<std::int64_t>(room - std::min(room, used)));
+        ids.insert(ids.end(), own.begin(), own.end());
+      }
+      ids.insert(ids.end(), question.begin(), question.end());
+      if (ids.size() > room) ids.erase(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(room));
+    }
+    return ids;
+  }
+  Sample make_of(const Record& record) const override {
+    const auto answer = completion(record);
+    Sample sample;
+    // One more than the sequence: the last token is a target only.
+    sample.ids = prompt_of(record, options_.sequence + 1 - static_cast<std::int64_t>(answer.size()));
+    const auto prompt_size = sample.ids.size();
+    sample.ids.insert(sample.ids.end(), answer.begin(), answer.end());
+    sample.labels.assign(sample.ids.begin() + 1, sample.ids.end());
+    if (prompt_size > 1) std::fill_n(sample.labels.begin(), prompt_size - 1, kIgnored);
+    sample.ids.pop_back();
+    pad(sample, options_.sequence, padding_token(tokenizer_));
+    return sample;
+  }
+
+  std::int32_t end_;
+  std::vector<std::int32_t> begin_;
+};
+
+class SequenceMaker : public RecordMaker {
+ public:
+  SequenceMaker(const ExampleOptions& options, const Tokenizer& tokenizer)
+      : RecordMaker(options, tokenizer, {"source", "target"}),
+        padding_(padding_token(tokenizer)),
+        start_(options.decoder_start.value_or(padding_)),
+        added_(static_cast<std::int64_t>(tokenizer.with_special({}).ids.size())) {
+    if (added_ >= std::min(options.sequence, options.target_sequence))
+      throw std::invalid_argument(
+          "[Examples] sequence: got one shorter than the special tokens, expected a longer one");
+  }
+
+  std::int64_t heldout_records() const override { return samples(Part::Heldout); }
+  std::vector<std::int32_t> prompt(const Record& record) const override {
+    return ids_of(*record.find("source"), options_.sequence);
+  }
+  std::vector<std::string> references(const Record& record) const override { return {*record.find("target")}; }
+
+ private:
+  std::vector<std::int32_t> ids_of(const std::string& text, std::int64_t length) const {
+    return tokenizer_.with_special(encoding_of(encode_at_most(text, length - added_))).ids;
+  }
+  Sample make_of(const Record& record) const override {
+    Sample sample;
+    sample.ids = prompt(record);
+    pad(sample, options_.sequence, padding_);
+    sample.labels = ids_of(*record.find("target"), options_.target_sequence);
+    sample.decoder_ids = {start_};
+    sample.decoder_ids.insert(sample.decoder_ids.end(), sample.labels.begin(), sample.labels.end());
+    const auto length = static_cast<std::size_t>(options_.target_sequence);
+    sample.decoder_ids.resize(length, padding_);
+    sample.labels.resize(length, kIgnored);
+    return sample;
+  }
+
+  std::int32_t padding_, start_;
+  std::int64_t added_;
+};
+
+class ClassifiedMaker : public RecordMaker {
+ public:
+  ClassifiedMaker(const ExampleOptions& options, const Tokenizer& tokenizer)
+      : RecordMaker(options, tokenizer, {"text", "label"}),
+        padding_(padding_token(tokenizer)),
+        labels_(options.labels) {
+    std::set<std::string> found;
+    if (labels_.empty()) {
+      for (std::int64_t i = 0; i < samples(Part::Training); ++i) found.insert(label_of(split_.at(Part::Training, i)));
+      labels_.assign(found.begin(), found.end());
+      // "10" comes after "9".
+      const auto digits = [](const std::string& s) { return s.find_first_not_of("0123456789") == std::string::npos; };
+      if (std::all_of(labels_.begin(), labels_.end(), digits))
+        std::sort(labels_.begin(), labels_.end(),
+                  [](const auto& a, const auto& b) { return a.size() != b.size() ? a.size() < b.size() : a < b; });
+    }
+    for (std::size_t i = 0; i < labels_.size(); ++i) numbers_[labels_[i]] = static_cast<std::int32_t>(i);
+    if (numbers_.size() != labels_.size())
+      throw std::invalid_argument("[Examples] labels: got a name twice, expected each once");
+    for (const auto part : {Part::Training, Part::Heldout})
+      for (std::int64_t i = 0; i < samples(part); ++i) (void)number_of(split_.at(part, i));
+  }
+
+  const std::vector<std::string>& labels() const override { return labels_; }
+
+ private:
+  static const std::string& label_of(const Record& record) { return *record.find("label"); }
+  std::int32_t number_of(const Record& record) const {
+    const auto found = numbers_.find(label_of(record));
+    if (found == numbers_.end())
+      throw std::runtime_error("[records] " + record.where + ": got the label \"" + label_of(record).substr(0, 80) +
+                               "\", expected one of the " + std::to_string(labels_.size()) +
+                               " of the training records");
+    return found->second;
+  }
+  Sample make_of(const Record& record) const override {
+    auto first = encoding_of(tokenizer_.encode(*record.find("text"), false)), second = Encoding{};
+    const auto* pair = record.find("text_pair");
+    if (pair != nullptr) second = encoding_of(tokenizer_.encode(*pair, false));
+    const auto* other = pair != nullptr ? &second : nullptr;
+    const Encoding none;
+    const auto added = tokenizer_.with_special(none, pair != nullptr ? &none : nullptr).ids.size();
+    auto room = static_cast<std::size_t>(options_.sequence);
+    room -= std::min(room, added);
+    // The longer text is cut first.
+    auto a = first.ids.size(), b = second.ids.size();
+    while (a + b > room) --(a > b ? a : b);
+    first = encoding_of({first.ids.begin(), first.ids.begin() + static_cast<std::ptrdiff_t>(a)});
+    second = encoding_of({second.ids.begin(), second.ids.begin() + static_cast<std::ptrdiff_t>(b)});
+    auto whole = tokenizer_.with_special(first, other);
+    Sample sample;
+    sample.ids = std::move(whole.ids);
+    sample.ids.resize(std::min(sample.ids.size(), static_cast<std::size_t>(options_.sequence)));
+    sample.types.assign(whole.types.begin(), whole.types.end());
+    pad(sample, options_.sequence, padding_);
+    sample.label = number_of(record);
+    return sample;
+  }
+
+  std::int32_t padding_;
+  std::vector<std::string> labels_;
+  std::map<std::string, std::int32_t> numbers_;
+};
+
+}  // namespace
+
+std::unique_ptr<SampleMaker> make_prompts(const ExampleOptions& options, const Tokenizer& tokenizer) {
+  return std::make_unique<PromptMaker>(options, tokenizer);
+}
+std::unique_ptr<SampleMaker> make_sequences(const ExampleOptions& options, const Tokenizer& tokenizer) {
+  return std::make_unique<SequenceMaker>(options, tokenizer);
+}
+std::unique_ptr<SampleMaker> make_classified(const ExampleOptions& options, const Tokenizer& tokenizer) {
+  return std::make_unique<ClassifiedMaker>(options, tokenizer);
+}
+
+}  // namespace data

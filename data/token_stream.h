@@ -1,0 +1,35 @@
+// The tokens of many documents, one after the other, as a mapped file: made once, then shared by the ranks of a host.
+// Independent of libzero, torch and models.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/mapped_file.h"
+#include "data/records.h"
+#include "data/tokenizers/tokenizer.h"
+
+namespace data {
+
+// A file is named tokens-KEY.bin after what it was made from (contents of the text files, tokenizer, separator), and is
+// made again where another one lies under its name. Layout, little-endian: the magic number "ZTOKENS1", the key, the
+// bytes of a token (2 or 4) and the number of tokens, 8 bytes each; then the tokens.
+class TokenStream {
+ public:
+  // `separator` ends every document. cache: an existing folder; empty: a temporary file, which ends with the process.
+  // Throws std::runtime_error if the file cannot be written.
+  TokenStream(const Records& records, const Tokenizer& tokenizer, std::int32_t separator, const std::string& cache);
+
+  std::int64_t size() const { return size_; }
+  // Tokens [begin, begin + count); both in range.
+  std::vector<std::int32_t> tokens(std::int64_t begin, std::int64_t count) const;
+
+ private:
+  bool open(const std::string& path, std::uint64_t key, std::int64_t vocabulary);
+
+  std::unique_ptr<MappedFile> file_;
+  std::int64_t size_ = 0, width_ = 2;
+};
+
+}  // namespace data
