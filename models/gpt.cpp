@@ -205,8 +205,7 @@ at::Tensor GptImpl::logits(const at::Tensor& features) {
 at::Tensor GptImpl::forward(const at::Tensor& tokens) { return logits(features(tokens)); }
 
 at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets) {
-  TORCH_CHECK(tokens.sizes() == targets.sizes(), "[Gpt::forward] got targets ", targets.sizes(), ", expected ",
-              tokens.sizes());
+  check_targets("Gpt::forward", tokens, targets);
   return cross_entropy(forward(tokens).flatten(0, 1), targets.flatten());
 }
 

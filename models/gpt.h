@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/cross_entropy.h"
 #include "models/gpt_config.h"
 
 namespace models {
@@ -101,10 +102,5 @@ struct GptImpl : torch::nn::Module {
   torch::nn::Linear output_{nullptr};  // null when tied
 };
 TORCH_MODULE(Gpt);
-
-// Mean cross entropy in nats of logits [n, classes] (any floating dtype) against int64 targets [n],
-// computed in fp32 a few rows at a time. Saves only the logits; log_softmax of fp32 logits would save four
-// more bytes per element and make two more copies in backward. Not twice differentiable.
-at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace models
