@@ -1,0 +1,63 @@
+// A tokenizer on the command line, for the comparison with other libraries (tokenizers_test.py):
+//   tokenizer_program encode FOLDER      each line of standard input, JSON: a text, a pair of texts or ids to decode;
+//                                        answers with a line of JSON each
+//   tokenizer_program speed FOLDER FILE  encodes the lines of a file; prints bytes and seconds
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/tokenizers/tokenizer.h"
+
+namespace {
+
+using Json = nlohmann::json;
+
+Json to_json(const data::Encoding& encoding) {
+  Json offsets = Json::array();
+  for (const auto& range : encoding.offsets) offsets.push_back({range.begin, range.end});
+  return {{"ids", encoding.ids}, {"offsets", offsets}, {"types", encoding.types}};
+}
+
+Json answer(const data::Tokenizer& tokenizer, const Json& asked) {
+  if (asked.is_string()) {
+    const auto& text = asked.get_ref<const std::string&>();
+    auto result = to_json(tokenizer.encode_with_offsets(text));
+    if (tokenizer.encode(text) != result["ids"].get<std::vector<std::int32_t>>()) result["ids"] = "two answers";
+    result["plain"] = tokenizer.encode(text, false);
+    return result;
+  }
+  if (asked.is_array()) return to_json(tokenizer.encode_pair(asked[0].get<std::string>(), asked[1].get<std::string>()));
+  return tokenizer.decode(asked.at("ids").get<std::vector<std::int32_t>>(), asked.at("skip").get<bool>());
+}
+
+double seconds_to_encode(const data::Tokenizer& tokenizer, const std::vector<std::string>& lines) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& line : lines) (void)tokenizer.encode(line);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    if (argc < 3) return 2;
+    const auto tokenizer = data::load_tokenizer(argv[2]);
+    if (std::string(argv[1]) == "encode") {
+      for (std::string line; std::getline(std::cin, line);)
+        std::cout << answer(*tokenizer, Json::parse(line)).dump() << '\n';
+    } else {
+      std::vector<std::string> lines;
+      std::size_t bytes = 0;
+      std::ifstream in(argv[3]);
+      for (std::string line; std::getline(in, line); lines.push_back(line)) bytes += line.size();
+      std::cout << Json{{"bytes", bytes}, {"seconds", seconds_to_encode(*tokenizer, lines)}} << '\n';
+    }
+  } catch (const std::exception& e) {
+    std::cerr << e.what() << '\n';
+    return 1;
+  }
+  return 0;
+}
