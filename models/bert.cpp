@@ -84,10 +84,10 @@ BertForMaskedLMImpl::BertForMaskedLMImpl(BertConfig config) : activation_(config
   const auto transform = make_path(*head, "transform");
   transform_ = transform->register_module("dense", Linear(config.hidden, config.hidden, true, config.deviation));
   norm_ = transform->register_module("LayerNorm", make_layer_norm(config.hidden, config.norm_epsilon));
-  const at::Tensor weight = config.tied_output
-                                ? bert->words()->weight
-                                : Linear(config.hidden, config.vocabulary, false, config.deviation)->weight;
-  decoder_ = head->register_module("decoder", Linear(weight, bias));
+  // Without ties transformers has two biases, of which it reads the decoder's.
+  decoder_ = head->register_module("decoder", config.tied_output
+                                                  ? Linear(bert->words()->weight, bias)
+                                                  : Linear(config.hidden, config.vocabulary, true, config.deviation));
 }
 
 at::Tensor BertForMaskedLMImpl::head(const at::Tensor& rows) {

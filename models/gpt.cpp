@@ -2,11 +2,8 @@
 // and device are those of the parameters.
 #include "models/gpt.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 #include <tuple>
 #include <utility>
@@ -15,24 +12,6 @@ namespace models {
 namespace {
 
 constexpr double kInitialDeviation = 0.02;
-
-struct Preset {
-  const char* name;
-  GptConfig config;
-};
-
-const std::vector<Preset>& presets() {
-  static const std::vector<Preset> all = {
-      {"gpt-1m", {.layers = 4, .hidden = 144, .heads = 4, .sequence = 128, .vocabulary = 256}},
-      {"gpt-10m", {.layers = 6, .hidden = 368, .heads = 8, .sequence = 256, .vocabulary = 256}},
-      {"gpt2", {.layers = 12, .hidden = 768, .heads = 12, .sequence = 1024, .vocabulary = 50257}},
-      {"gpt2-small", {.layers = 12, .hidden = 768, .heads = 12, .sequence = 1024, .vocabulary = 50257}},
-      {"gpt2-medium", {.layers = 24, .hidden = 1024, .heads = 16, .sequence = 1024, .vocabulary = 50257}},
-      {"gpt2-large", {.layers = 36, .hidden = 1280, .heads = 20, .sequence = 1024, .vocabulary = 50257}},
-      {"gpt2-xl", {.layers = 48, .hidden = 1600, .heads = 25, .sequence = 1024, .vocabulary = 50257}},
-  };
-  return all;
-}
 
 void initialise(torch::nn::Linear& linear, double deviation) {
   torch::NoGradGuard no_grad;
@@ -58,38 +37,6 @@ at::Tensor mlp_of(torch::nn::Linear& up, torch::nn::Linear& down, const at::Tens
 at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) { return !a.defined() ? b : !b.defined() ? a : a + b; }
 
 }  // namespace
-
-GptConfig GptConfig::preset(const std::string& name) {
-  for (const Preset& preset : presets())
-    if (name == preset.name) return preset.config;
-  std::string names;
-  for (const std::string& known : preset_names()) names += (names.empty() ? "" : ", ") + known;
-  throw std::invalid_argument("[GptConfig::preset] got \"" + name + "\", expected one of " + names);
-}
-
-std::vector<std::string> GptConfig::preset_names() {
-  std::vector<std::string> names;
-  for (const Preset& preset : presets()) names.emplace_back(preset.name);
-  return names;
-}
-
-std::int64_t GptConfig::num_parameters() const {
-  const std::int64_t block = 12 * hidden * hidden + 13 * hidden;
-  return (tied_output ? 1 : 2) * vocabulary * hidden + sequence * hidden + layers * block + 2 * hidden;
-}
-
-void GptConfig::validate() const {
-  const auto check = [](bool good, const std::string& field, const std::string& got, const char* expected) {
-    if (!good) throw std::invalid_argument("[GptConfig] got " + field + " " + got + ", expected " + expected);
-  };
-  check(layers >= 1, "layers", std::to_string(layers), "at least 1");
-  check(hidden >= 1, "hidden", std::to_string(hidden), "at least 1");
-  check(heads >= 1 && hidden % heads == 0, "heads", std::to_string(heads),
-        ("a divisor of hidden = " + std::to_string(hidden)).c_str());
-  check(sequence >= 1, "sequence", std::to_string(sequence), "at least 1");
-  check(vocabulary >= 2, "vocabulary", std::to_string(vocabulary), "at least 2");
-  check(dropout >= 0 && dropout < 1, "dropout", std::to_string(dropout), "from 0 up to but without 1");
-}
 
 GptMlpImpl::GptMlpImpl(const GptConfig& config) {
   up_ = register_module("up", torch::nn::Linear(config.hidden, 4 * config.hidden));
@@ -121,7 +68,18 @@ GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer)
   initialise(down_, residual_deviation(config));
 }
 
-std::pair<at::Tensor, at::Tensor> GptBlockImpl::forward(const at::Tensor& x) {
+std::pair<at::Tensor, at::Tensor> GptBlockImpl::forward(const at::Tensor& x) { return forward(x, attend_); }
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x, const Visible& visible, KeyValues& kept) {
+  return forward(x,
+                 [&](const Attention&, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+                   const auto all = kept.append(k, v);
+                   return attend(q, all.first, all.second, visible, 0);
+                 })
+      .first;
+}
+
+std::pair<at::Tensor, at::Tensor> GptBlockImpl::forward(const at::Tensor& x, const Attend& attend) {
   const std::int64_t batch = x.size(0), time = x.size(1), width = x.size(2) / heads_;
   // With tensor parallelism, qkv gives some of the heads only.
   const auto parts = qkv_(norm1_(x)).view({batch, time, 3, -1, width}).permute({2, 0, 3, 1, 4}).unbind(0);
@@ -129,7 +87,7 @@ std::pair<at::Tensor, at::Tensor> GptBlockImpl::forward(const at::Tensor& x) {
   const Attention local = [dropout](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
     return at::scaled_dot_product_attention(q, k, v, {}, dropout, /*is_causal=*/true);
   };
-  at::Tensor mixed = attend_ ? attend_(local, parts[0], parts[1], parts[2]) : local(parts[0], parts[1], parts[2]);
+  at::Tensor mixed = attend ? attend(local, parts[0], parts[1], parts[2]) : local(parts[0], parts[1], parts[2]);
   mixed = projection_(mixed.transpose(1, 2).reshape({batch, time, -1}));
   const at::Tensor y = x + torch::dropout(mixed, dropout_, is_training());
   at::Tensor mlp, aux;
@@ -165,14 +123,19 @@ void GptImpl::run_layers_by(std::int64_t count, Runner runner) {
 }
 
 void GptImpl::attend_by(const GptBlockImpl::Attend& attend) {
+  attends_elsewhere_ = attend != nullptr;
   for (const auto& block : *blocks_) block->as<GptBlockImpl>()->attend_by(attend);
+}
+
+GptBlockImpl& GptImpl::block(std::int64_t layer) {
+  return *blocks_[static_cast<std::size_t>(layer)]->as<GptBlockImpl>();
 }
 
 std::pair<at::Tensor, at::Tensor> GptImpl::layers(std::int64_t begin, std::int64_t end, at::Tensor x) {
   at::Tensor sum;
   for (std::int64_t layer = begin; layer < end; ++layer) {
     at::Tensor aux;
-    std::tie(x, aux) = blocks_[static_cast<std::size_t>(layer)]->as<GptBlockImpl>()->forward(x);
+    std::tie(x, aux) = block(layer).forward(x);
     sum = sum_of(sum, aux);
   }
   return {x, sum};
@@ -209,29 +172,30 @@ at::Tensor GptImpl::forward(const at::Tensor& tokens, const at::Tensor& targets)
   return cross_entropy(forward(tokens).flatten(0, 1), targets.flatten());
 }
 
-at::Tensor GptImpl::generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling) {
-  torch::NoGradGuard no_grad;
-  const bool was_training = is_training();
-  eval();
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(sampling.seed);
-  for (std::int64_t k = 0; k < count; ++k) {
-    const std::int64_t seen = std::min(tokens.size(1), config_.sequence);
-    const at::Tensor input = tokens.narrow(1, tokens.size(1) - seen, seen);
-    at::Tensor next = logits(features(input).select(1, seen - 1)).to(torch::kFloat32);
-    if (sampling.temperature <= 0) {
-      next = next.argmax(-1, true);
-    } else {
-      next = (next / sampling.temperature).cpu();
-      if (sampling.top_k > 0 && sampling.top_k < config_.vocabulary) {
-        const at::Tensor least = std::get<0>(next.topk(sampling.top_k, -1)).narrow(-1, sampling.top_k - 1, 1);
-        next = next.masked_fill(next < least, -std::numeric_limits<double>::infinity());
-      }
-      next = torch::multinomial(torch::softmax(next, -1), 1, false, generator).to(tokens.device());
-    }
-    tokens = torch::cat({tokens, next}, 1);
-  }
-  train(was_training);
-  return tokens;
+at::Tensor GptImpl::next(const at::Tensor& tokens, DecoderState& state) {
+  state.begin(config_.layers, tokens, "Gpt::next", config_.sequence);
+  at::Tensor x = token_(tokens) + position_(state.positions(tokens));
+  const Visible seen = visible(state.mask(), tokens.size(1), state.length() + tokens.size(1), /*causal=*/true, x);
+  for (std::int64_t layer = 0; layer < config_.layers; ++layer) x = block(layer).forward(x, seen, state.layer(layer));
+  state.end(tokens.size(1));
+  return logits(norm_(x.select(1, -1)));
+}
+
+at::Tensor GptImpl::generate(const at::Tensor& tokens, std::int64_t count, const Sampling& sampling,
+                             const at::Tensor& mask) {
+  if (mask.defined() && (attends_elsewhere_ || tokens.size(1) + count > config_.sequence))
+    throw std::invalid_argument("[Gpt::generate] got padded prompts of " + std::to_string(tokens.size(1)) +
+                                " tokens and count " + std::to_string(count) + ", expected at most " +
+                                std::to_string(config_.sequence) + " tokens, all on one rank");
+  DecoderState state(mask);
+  at::Tensor all;
+  const auto next = [&](const at::Tensor& newest) {
+    all = all.defined() ? torch::cat({all, newest}, 1) : newest;
+    if (!attends_elsewhere_ && all.size(1) <= config_.sequence) return this->next(newest, state);
+    const std::int64_t seen = std::min(all.size(1), config_.sequence);
+    return logits(features(all.narrow(1, all.size(1) - seen, seen)).select(1, seen - 1));
+  };
+  return generate_by(*this, next, tokens, count, sampling);
 }
 
 }  // namespace models

@@ -12,7 +12,10 @@
 #include <vector>
 
 #include "models/cross_entropy.h"
+#include "models/decoding.h"
+#include "models/generation.h"
 #include "models/gpt_config.h"
+#include "models/layers.h"
 
 namespace models {
 
@@ -31,6 +34,8 @@ struct GptBlockImpl : torch::nn::Module {
   explicit GptBlockImpl(const GptConfig& config, std::int64_t layer = 0);
   // Returns x and the auxiliary loss of GptConfig::mlp, undefined without it.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x);
+  // The same for the newest time steps, which see what is in `kept` too.
+  at::Tensor forward(const at::Tensor& x, const Visible& visible, KeyValues& kept);
 
   // Causal attention. q, k, v and the result: [batch, heads, time, head width].
   using Attention = std::function<at::Tensor(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)>;
@@ -40,6 +45,7 @@ struct GptBlockImpl : torch::nn::Module {
   void attend_by(Attend attend) { attend_ = std::move(attend); }
 
  private:
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const Attend& attend);
   std::int64_t heads_;
   double dropout_;
   Attend attend_;  // null: attention over the block's input
@@ -48,13 +54,6 @@ struct GptBlockImpl : torch::nn::Module {
   torch::nn::AnyModule mlp_;  // in place of up_ and down_; empty: none
 };
 TORCH_MODULE(GptBlock);
-
-// How generate() chooses the next token.
-struct Sampling {
-  double temperature = 1;  // 0: the most likely token
-  std::int64_t top_k = 0;  // choose among the k most likely; 0: among all
-  std::uint64_t seed = 1;  // of a separate generator; torch's generators are not used
-};
 
 struct GptImpl : torch::nn::Module {
   // Initialised as GPT-2: normal(0, 0.02), projections into the residual stream divided by
@@ -70,8 +69,13 @@ struct GptImpl : torch::nn::Module {
   // without GptConfig::mlp, and when called again.
   at::Tensor take_aux_loss() { return std::exchange(aux_loss_, at::Tensor()); }
   // tokens: int64 [batch, time >= 1]. Returns them followed by `count` generated tokens, [batch, time +
-  // count]; the model sees the last `sequence` of them. Without gradients, in evaluation mode.
-  at::Tensor generate(at::Tensor tokens, std::int64_t count, const Sampling& sampling);
+  // count], or fewer if all rows end; the model sees the last `sequence` of them. mask: [batch, time], 0 where a row is
+  // padded on its left; then all tokens must fit into `sequence`. Without gradients, in evaluation mode. Keys and
+  // values are kept while the tokens fit; beyond, and with attend_by(), every step computes all of them.
+  at::Tensor generate(const at::Tensor& tokens, std::int64_t count, const Sampling& sampling,
+                      const at::Tensor& mask = {});
+  // Logits [batch, vocabulary] after the newest tokens [batch, new], as models/decoding.h describes.
+  at::Tensor next(const at::Tensor& tokens, DecoderState& state);
 
   // Splits the layers into `count` segments of nearly equal length, at most one per layer. From now on forward() passes
   // each segment to `runner`, which returns part(x) and may call `part` again in backward; this is the hook for
@@ -89,13 +93,15 @@ struct GptImpl : torch::nn::Module {
   const GptConfig& config() const { return config_; }
 
  private:
+  GptBlockImpl& block(std::int64_t layer);
   at::Tensor features(const at::Tensor& tokens);
   at::Tensor logits(const at::Tensor& features);
   std::pair<at::Tensor, at::Tensor> layers(std::int64_t begin, std::int64_t end, at::Tensor x);
   GptConfig config_;
   std::int64_t parts_ = 1, first_position_ = 0;
-  Runner runner_;        // null: the layers run as they are
-  at::Tensor aux_loss_;  // of the last forward
+  bool attends_elsewhere_ = false;  // attend_by()
+  Runner runner_;                   // null: the layers run as they are
+  at::Tensor aux_loss_;             // of the last forward
   torch::nn::Embedding token_{nullptr}, position_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
   torch::nn::LayerNorm norm_{nullptr};

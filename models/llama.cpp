@@ -1,6 +1,9 @@
 // See llama.h.
 #include "models/llama.h"
 
+#include <stdexcept>
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "models/cross_entropy.h"
@@ -83,6 +86,17 @@ at::Tensor LlamaImpl::next(const at::Tensor& tokens, DecoderState& state) {
     x = layers_[static_cast<std::size_t>(i)]->as<LlamaLayerImpl>()->forward(x, rotary, seen, &state.layer(i));
   state.end(tokens.size(1));
   return head(norm_(x.select(1, -1)));
+}
+
+at::Tensor LlamaImpl::generate(const at::Tensor& tokens, std::int64_t count, const Sampling& sampling,
+                               const at::Tensor& mask) {
+  if (tokens.dim() == 2 && tokens.size(1) + count > config_.sequence)
+    throw std::invalid_argument("[Llama::generate] got " + std::to_string(tokens.size(1)) + " tokens and count " +
+                                std::to_string(count) + ", expected at most " + std::to_string(config_.sequence) +
+                                " together");
+  DecoderState state(mask);
+  return generate_by(
+      *this, [&](const at::Tensor& newest) { return next(newest, state); }, tokens, count, sampling);
 }
 
 }  // namespace models

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "models/decoding.h"
+#include "models/generation.h"
 #include "models/layers.h"
 #include "models/model_configs.h"
 
@@ -45,6 +46,11 @@ struct LlamaImpl : torch::nn::Module {
   at::Tensor head(const at::Tensor& features);
   // Logits [batch, vocabulary] after the newest tokens [batch, new], as models/decoding.h describes.
   at::Tensor next(const at::Tensor& tokens, DecoderState& state);
+  // tokens: int64 [batch, time >= 1]; mask: [batch, time], 0 where a row is padded on its left. Returns the tokens
+  // followed by `count` generated ones, or fewer if all rows end. Throws std::invalid_argument if `sequence` cannot
+  // hold them.
+  at::Tensor generate(const at::Tensor& tokens, std::int64_t count, const Sampling& sampling,
+                      const at::Tensor& mask = {});
 
   // Layers in segments: see Segments.
   void run_layers_by(std::int64_t count, Runner runner) { segments_.run_by(count, std::move(runner)); }

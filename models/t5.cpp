@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "models/cross_entropy.h"
@@ -193,6 +195,18 @@ at::Tensor T5ForConditionalGenerationImpl::next(const at::Tensor& decoder_tokens
                                     &state.decoder.layer(i));
   state.decoder.end(queries);
   return head(decoder_->finish(x.narrow(1, queries - 1, 1))).select(1, 0);
+}
+
+at::Tensor T5ForConditionalGenerationImpl::generate(const at::Tensor& tokens, std::int64_t count,
+                                                    const Sampling& sampling, const at::Tensor& mask) {
+  std::optional<T5State> state;
+  const auto next = [&](const at::Tensor& newest) {
+    if (!state) state = encode(tokens, mask);
+    return this->next(newest, *state);
+  };
+  check_tokens("T5::generate", tokens, kAnyLength);
+  const at::Tensor start = torch::full({tokens.size(0), 1}, config_.start_token, tokens.options());
+  return generate_by(*this, next, start, count, sampling);
 }
 
 void T5ForConditionalGenerationImpl::run_layers_by(std::int64_t count, const Runner& runner) {

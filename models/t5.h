@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "models/decoding.h"
+#include "models/generation.h"
 #include "models/layers.h"
 #include "models/model_configs.h"
 
@@ -95,6 +96,9 @@ struct T5ForConditionalGenerationImpl : torch::nn::Module {
   // Encodes for next(): the newest decoder tokens, [batch, new], give logits [batch, vocabulary] of what follows.
   T5State encode(const at::Tensor& tokens, const at::Tensor& mask = {});
   at::Tensor next(const at::Tensor& decoder_tokens, T5State& state);
+  // The start token and at most `count` tokens of the decoder, [batch, 1 + count], or fewer if all rows end.
+  at::Tensor generate(const at::Tensor& tokens, std::int64_t count, const Sampling& sampling,
+                      const at::Tensor& mask = {});
 
   // The blocks of encoder and decoder in `count` segments each: see Segments.
   void run_layers_by(std::int64_t count, const Runner& runner);

@@ -52,7 +52,7 @@ int export_weights(int argc, char** argv) {
                  "hf: a directory of safetensors; pt: a file for torch.load; universal: for DeepSpeed");
   command.option("--tag", tag, "TAG", "the checkpoint to use (the newest complete one)");
   command.choice("--dtype", dtype, {"fp32", "bf16", "fp16", "stored"}, "of floating-point parameters");
-  command.option("--names", options.names, "MAP", "gpt2, llama, bert, t5, or a file of zero.names/1");
+  command.option("--names", options.names, "MAP", "gpt2, llama, bert, t5, vit, or a file of zero.names/1");
   command.option("--prefix", options.prefix, "P", "put before every name");
   command.option("--shard-bytes", shard_bytes, "BYTES", "tensors of one file of hf");
   command.option("--heads", options.heads, "N", "attention heads, for config.json (those of zero train)", 1, 1 << 20);
@@ -153,7 +153,7 @@ int import_files(int argc, char** argv) {
   command.option("--into", into, "DIR", "directory of checkpoints");
   command.option("--tag", tag, "TAG", "the new checkpoint; must not exist");
   command.option("--source-tag", options.source.tag, "TAG", "the checkpoint of SRC (the newest)");
-  command.option("--names", options.names, "MAP", "gpt2, llama, bert, t5, or a file of zero.names/1");
+  command.option("--names", options.names, "MAP", "gpt2, llama, bert, t5, vit, or a file of zero.names/1");
   declare_source(command, options.source);
   command.repeated("--buffers", options.buffers, "PATTERN", "tensors that are buffers and no parameters");
   command.repeated("--frozen", options.frozen, "PATTERN", "parameters that are not trained");

@@ -436,8 +436,8 @@ class Engine:
 
         format: "hf" (a folder of safetensors), "pt" (a file for torch.load(weights_only=True)) or "universal" (a
         checkpoint for DeepSpeed, with the optimizer's states). dtype: "fp32", "bf16", "fp16". names: a name map
-        ("gpt2", "llama", "bert", "t5", or a file); prefix: put before every name. heads, config: the attention heads,
-        and fields that tensors do not tell, for config.json. ConfigError if the path exists or names do not fit,
+        ("gpt2", "llama", "bert", "t5", "vit", or a file); prefix: put before every name. heads, config: the attention
+        heads, and fields that tensors do not tell, for config.json. ConfigError if the path exists or names do not fit,
         IoError if writing fails. See docs/interchange.md.
         """
         self._native.refresh_buffers(self._original)

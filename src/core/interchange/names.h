@@ -15,7 +15,8 @@ class NameMap {
  public:
   // The text of a map. Throws ConfigError with `path` for one that cannot be applied in both directions.
   static NameMap parse(std::string_view text, const std::string& path);
-  // A built-in map ("gpt2", "llama", "bert", "t5"), else the file of that name. Throws ConfigError if there is neither.
+  // A built-in map ("gpt2", "llama", "bert", "t5", "vit"), else the file of that name. Throws ConfigError if there is
+  // neither.
   static NameMap find(formats::FsOps& fs, const std::string& name);
   static std::vector<std::string> builtin_names();
   static const char* builtin_text(const std::string& name);  // null: none

@@ -66,8 +66,32 @@ constexpr const char* kT5 = R"({
   ]
 })";
 
+// transformers 5 has newer names in memory than in its files.
+constexpr const char* kVit = R"({
+  "format": "zero.names/1",
+  "rules": [
+    {"ours": "vit.layers.{i}.attention.q_proj.*", "theirs": "vit.encoder.layer.{i}.attention.attention.query.*",
+     "also": ["vit.layers.{i}.attention.q_proj.*"]},
+    {"ours": "vit.layers.{i}.attention.k_proj.*", "theirs": "vit.encoder.layer.{i}.attention.attention.key.*",
+     "also": ["vit.layers.{i}.attention.k_proj.*"]},
+    {"ours": "vit.layers.{i}.attention.v_proj.*", "theirs": "vit.encoder.layer.{i}.attention.attention.value.*",
+     "also": ["vit.layers.{i}.attention.v_proj.*"]},
+    {"ours": "vit.layers.{i}.attention.o_proj.*", "theirs": "vit.encoder.layer.{i}.attention.output.dense.*",
+     "also": ["vit.layers.{i}.attention.o_proj.*"]},
+    {"ours": "vit.layers.{i}.layernorm_before.*", "theirs": "vit.encoder.layer.{i}.layernorm_before.*",
+     "also": ["vit.layers.{i}.layernorm_before.*"]},
+    {"ours": "vit.layers.{i}.layernorm_after.*", "theirs": "vit.encoder.layer.{i}.layernorm_after.*",
+     "also": ["vit.layers.{i}.layernorm_after.*"]},
+    {"ours": "vit.layers.{i}.mlp.fc1.*", "theirs": "vit.encoder.layer.{i}.intermediate.dense.*",
+     "also": ["vit.layers.{i}.mlp.fc1.*"]},
+    {"ours": "vit.layers.{i}.mlp.fc2.*", "theirs": "vit.encoder.layer.{i}.output.dense.*",
+     "also": ["vit.layers.{i}.mlp.fc2.*"]},
+    {"ours": "*", "theirs": "*"}
+  ]
+})";
+
 constexpr std::pair<const char*, const char*> kMaps[] = {
-    {"gpt2", kGpt2}, {"llama", kLlama}, {"bert", kBert}, {"t5", kT5}};
+    {"gpt2", kGpt2}, {"llama", kLlama}, {"bert", kBert}, {"t5", kT5}, {"vit", kVit}};
 
 }  // namespace
 

@@ -144,7 +144,7 @@ class Importer {
     for (std::size_t i = 0; i < std::min(faults_.size(), kMostShown); ++i) text += "\n  " + faults_[i];
     if (faults_.size() > kMostShown) text += base::join("\n  and ", faults_.size() - kMostShown, " more");
     throw ConfigError(text +
-                      "\nHint: names translates them (gpt2, llama, bert, t5, or a file); partial lets some be "
+                      "\nHint: names translates them (gpt2, llama, bert, t5, vit, or a file); partial lets some be "
                       "missing or have another shape.");
   }
 
