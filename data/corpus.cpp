@@ -58,7 +58,7 @@ std::int64_t restored_position(const std::string& json, const ReaderFacts& facts
   };
   const auto saved = nlohmann::json::parse(json, nullptr, false);
   const auto check = [&](const char* key) {
-    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_number_integer() || saved[key] < 0)
+    if (!saved.is_object() || !saved.contains(key) || !saved[key].is_number_unsigned())
       refuse("\"" + json.substr(0, 200) + "\"", "the saved position of a corpus");
   };
   check("position");
@@ -67,6 +67,8 @@ std::int64_t restored_position(const std::string& json, const ReaderFacts& facts
     if (saved[key].get<std::uint64_t>() != value)
       refuse(std::string(key) + " " + std::to_string(value),
              saved[key].dump() + " as when the position was saved. Hint: go on with the same " + same);
+  if (saved["position"].get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX))
+    refuse("position " + saved["position"].dump(), "less than 2^63");
   return saved["position"].get<std::int64_t>();
 }
 

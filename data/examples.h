@@ -28,17 +28,17 @@ inline constexpr std::int32_t kIgnored = -100;  // a label without a loss, torch
 
 struct ExampleOptions {
   Task task = Task::Lm;
-  std::vector<std::string> files, heldout_files;  // without heldout_files, `holdout` of `files`
+  std::vector<std::string> files = {}, heldout_files = {};  // without heldout_files, `holdout` of `files`
   RecordFormat format = RecordFormat::ByEnding;
   std::int64_t sequence = 128;       // tokens of a sample, with special tokens
   std::int64_t target_sequence = 0;  // Seq2Seq: of the target; 0: as `sequence`
   double holdout = 0.1;              // in [0, 1): of packed text the end, of records a choice that no seed changes
   std::uint64_t seed = 1;
-  double mask_rate = 0.15;          // Mlm
-  std::int64_t stride = 0;          // Qa: context tokens that two windows share; 0: a third of `sequence`
-  std::vector<std::string> labels;  // Classify: names in the order of their numbers; empty: those found, sorted
-  std::optional<std::int32_t> decoder_start;  // Seq2Seq: first input of the decoder; default: the padding, as T5
-  std::string cache;  // Lm, Mlm: folder for files of tokens; empty: a temporary file of this process
+  double mask_rate = 0.15;               // Mlm
+  std::int64_t stride = 0;               // Qa: context tokens that two windows share; 0: a third of `sequence`
+  std::vector<std::string> labels = {};  // Classify: names in the order of their numbers; empty: those found, sorted
+  std::optional<std::int32_t> decoder_start = {};  // Seq2Seq: first input of the decoder; default: the padding, as T5
+  std::string cache = {};  // Lm, Mlm: folder for files of tokens; empty: a temporary file of this process
 };
 
 // Vectors of `sequence` elements; decoder_ids and labels of Seq2Seq have target_sequence. logits[i] of the model are to

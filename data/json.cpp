@@ -144,7 +144,7 @@ class TreeBuilder {
     } else if (auto& outer = levels_.back().value; outer.kind == Json::Kind::List) {
       outer.items.push_back(std::move(json));
     } else {
-      outer.fields.emplace_back(std::move(name), std::move(json));
+      outer.fields.push_back({std::move(name), std::move(json)});
     }
     return after();
   }

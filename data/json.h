@@ -6,10 +6,11 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace data {
+
+struct JsonField;
 
 struct Json {
   enum class Kind : std::uint8_t { Null, Bool, Integer, Number, Text, List, Object };
@@ -18,8 +19,8 @@ struct Json {
   std::int64_t integer = 0;  // Integer: of 64 bits; a larger one is a Number
   double number = 0;         // Integer, Number
   std::string text;
-  std::vector<Json> items;                           // List
-  std::vector<std::pair<std::string, Json>> fields;  // Object, in the order of the file
+  std::vector<Json> items;        // List
+  std::vector<JsonField> fields;  // Object, in the order of the file
   // Bytes of the file. From `begin` on there may be white space, a colon or a comma before the value.
   std::size_t begin = 0, end = 0;
 
@@ -28,6 +29,11 @@ struct Json {
   const Json* find(std::string_view key) const;
   // "a text", "a list": for messages.
   const char* kind_name() const;
+};
+
+struct JsonField {
+  std::string name;
+  Json value;
 };
 
 // What is wrong at which byte.

@@ -45,7 +45,7 @@ struct RecordOptions {
   // Fields that every record must have. "answers": answers, or impossible. JSONL has them as SQuAD's list of objects,
   // as
   // {"text": [...], "answer_start": [...]}, as a list of texts or as one text; CSV as one text.
-  std::vector<std::string> required;
+  std::vector<std::string> required = {};
 };
 
 class Records {

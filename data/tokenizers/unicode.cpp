@@ -5,11 +5,48 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <utility>
 
 namespace data {
 namespace {
 
 utf8proc_category_t category_of(std::int32_t code) { return utf8proc_category(code); }
+
+// Marks, punctuation and format characters that Unicode has since version 9: the tables of tokenizers
+// (unicode_categories 0.1.1, Unicode 8) do not have them, so they are none there, and vocabularies were made that way.
+// Sorted ranges.
+constexpr std::pair<std::int32_t, std::int32_t> kSinceUnicode9[] = {
+    {0x61d, 0x61d},     {0x7fd, 0x7fd},     {0x890, 0x891},     {0x898, 0x89f},     {0x8ca, 0x8e2},
+    {0x9fd, 0x9fe},     {0xa76, 0xa76},     {0xafa, 0xaff},     {0xb55, 0xb55},     {0xc04, 0xc04},
+    {0xc3c, 0xc3c},     {0xc77, 0xc77},     {0xc84, 0xc84},     {0xd00, 0xd00},     {0xd3b, 0xd3c},
+    {0xd81, 0xd81},     {0xeba, 0xeba},     {0xece, 0xece},     {0x180f, 0x180f},   {0x1885, 0x1886},
+    {0x1abf, 0x1ace},   {0x1b7d, 0x1b7e},   {0x1df6, 0x1dfb},   {0x2e43, 0x2e4f},   {0x2e52, 0x2e5d},
+    {0xa82c, 0xa82c},   {0xa8c5, 0xa8c5},   {0xa8ff, 0xa8ff},   {0xa9bd, 0xa9bd},   {0x10d24, 0x10d27},
+    {0x10eab, 0x10ead}, {0x10efd, 0x10eff}, {0x10f46, 0x10f50}, {0x10f55, 0x10f59}, {0x10f82, 0x10f89},
+    {0x11070, 0x11070}, {0x11073, 0x11074}, {0x110c2, 0x110c2}, {0x110cd, 0x110cd}, {0x111c9, 0x111c9},
+    {0x111cf, 0x111cf}, {0x1123e, 0x1123e}, {0x11241, 0x11241}, {0x1133b, 0x1133b}, {0x11438, 0x1143f},
+    {0x11442, 0x11444}, {0x11446, 0x11446}, {0x1144b, 0x1144f}, {0x1145a, 0x1145b}, {0x1145d, 0x1145e},
+    {0x11660, 0x1166c}, {0x116b9, 0x116b9}, {0x1182f, 0x11837}, {0x11839, 0x1183b}, {0x1193b, 0x1193c},
+    {0x1193e, 0x1193e}, {0x11943, 0x11946}, {0x119d4, 0x119d7}, {0x119da, 0x119db}, {0x119e0, 0x119e0},
+    {0x119e2, 0x119e2}, {0x11a01, 0x11a0a}, {0x11a33, 0x11a38}, {0x11a3b, 0x11a47}, {0x11a51, 0x11a56},
+    {0x11a59, 0x11a5b}, {0x11a8a, 0x11a96}, {0x11a98, 0x11a9c}, {0x11a9e, 0x11aa2}, {0x11b00, 0x11b09},
+    {0x11c30, 0x11c36}, {0x11c38, 0x11c3d}, {0x11c3f, 0x11c3f}, {0x11c41, 0x11c45}, {0x11c70, 0x11c71},
+    {0x11c92, 0x11ca7}, {0x11caa, 0x11cb0}, {0x11cb2, 0x11cb3}, {0x11cb5, 0x11cb6}, {0x11d31, 0x11d36},
+    {0x11d3a, 0x11d3a}, {0x11d3c, 0x11d3d}, {0x11d3f, 0x11d45}, {0x11d47, 0x11d47}, {0x11d90, 0x11d91},
+    {0x11d95, 0x11d95}, {0x11d97, 0x11d97}, {0x11ef3, 0x11ef4}, {0x11ef7, 0x11ef8}, {0x11f00, 0x11f01},
+    {0x11f36, 0x11f3a}, {0x11f40, 0x11f40}, {0x11f42, 0x11f4f}, {0x11fff, 0x11fff}, {0x12ff1, 0x12ff2},
+    {0x13430, 0x13440}, {0x13447, 0x13455}, {0x16e97, 0x16e9a}, {0x16f4f, 0x16f4f}, {0x16fe2, 0x16fe2},
+    {0x16fe4, 0x16fe4}, {0x1cf00, 0x1cf2d}, {0x1cf30, 0x1cf46}, {0x1e000, 0x1e006}, {0x1e008, 0x1e018},
+    {0x1e01b, 0x1e021}, {0x1e023, 0x1e024}, {0x1e026, 0x1e02a}, {0x1e08f, 0x1e08f}, {0x1e130, 0x1e136},
+    {0x1e2ae, 0x1e2ae}, {0x1e2ec, 0x1e2ef}, {0x1e4ec, 0x1e4ef}, {0x1e944, 0x1e94a}, {0x1e95e, 0x1e95f}};
+
+utf8proc_category_t category_before_9(std::int32_t code) {
+  const auto* range = std::upper_bound(std::begin(kSinceUnicode9), std::end(kSinceUnicode9), code,
+                                       [](std::int32_t c, const auto& one) { return c < one.first; });
+  if (range != std::begin(kSinceUnicode9) && code <= range[-1].second) return UTF8PROC_CATEGORY_CN;
+  return utf8proc_category(code);
+}
 
 // UnicodeData has no Alphabetic property; \w adds what is alphabetic without being a letter: circled letters and
 // others.
@@ -91,20 +128,22 @@ bool is_punctuation(std::int32_t code) {
   if (code < 0x80)
     return (code >= 33 && code <= 47) || (code >= 58 && code <= 64) || (code >= 91 && code <= 96) ||
            (code >= 123 && code <= 126);
-  const auto category = category_of(code);
+  const auto category = category_before_9(code);
+  if (code == 0x166d || code == 0x111c9) return true;  // a symbol and a mark since
   return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
 }
 
 bool is_control(std::int32_t code) {
   if (code < 0x80) return code < 32 || code == 127;
-  const auto category = category_of(code);
-  return category == UTF8PROC_CATEGORY_CN || category >= UTF8PROC_CATEGORY_CC;
+  const auto category = category_before_9(code);
+  return category >= UTF8PROC_CATEGORY_CC;
 }
 
-bool is_nonspacing_mark(std::int32_t code) { return code >= 0x80 && category_of(code) == UTF8PROC_CATEGORY_MN; }
+bool is_nonspacing_mark(std::int32_t code) { return code >= 0x80 && category_before_9(code) == UTF8PROC_CATEGORY_MN; }
 
 bool is_mark(std::int32_t code) {
-  return code >= 0x80 && category_of(code) >= UTF8PROC_CATEGORY_MN && category_of(code) <= UTF8PROC_CATEGORY_ME;
+  return code >= 0x80 && category_before_9(code) >= UTF8PROC_CATEGORY_MN &&
+         category_before_9(code) <= UTF8PROC_CATEGORY_ME;
 }
 
 bool is_numeric(std::int32_t code) {

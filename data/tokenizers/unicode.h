@@ -25,7 +25,7 @@ void append_lower(std::string& out, std::int32_t code);
 bool is_white_space(std::int32_t code);      // the property White_Space
 bool is_python_space(std::int32_t code);     // what Python's str.split() takes for white space: also U+001C to U+001F
 bool is_punctuation(std::int32_t code);      // ASCII's and the categories P*
-bool is_control(std::int32_t code);          // the categories Cc, Cf, Cn, Co, Cs
+bool is_control(std::int32_t code);          // the categories Cc, Cf, Co, Cs
 bool is_nonspacing_mark(std::int32_t code);  // the category Mn
 bool is_mark(std::int32_t code);             // the categories M*
 bool is_numeric(std::int32_t code);          // the categories N*

@@ -1,6 +1,7 @@
 // A tokenizer on the command line, for the comparison with other libraries (tokenizers_test.py):
 //   tokenizer_program encode FOLDER      each line of standard input, JSON: a text, a pair of texts or ids to decode;
 //                                        answers with a line of JSON each
+//   tokenizer_program score -            each line: a prediction and a reference; answers with exact match and F1
 //   tokenizer_program speed FOLDER FILE  encodes the lines of a file; prints bytes and seconds
 #include <chrono>
 #include <fstream>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "data/metrics.h"
 #include "data/tokenizers/tokenizer.h"
 
 namespace {
@@ -44,6 +46,13 @@ double seconds_to_encode(const data::Tokenizer& tokenizer, const std::vector<std
 int main(int argc, char** argv) {
   try {
     if (argc < 3) return 2;
+    if (std::string(argv[1]) == "score") {
+      for (std::string line; std::getline(std::cin, line);) {
+        const auto pair = Json::parse(line).get<std::vector<std::string>>();
+        std::cout << Json{data::exact_match(pair[0], {pair[1]}), data::answer_f1(pair[0], {pair[1]})} << '\n';
+      }
+      return 0;
+    }
     const auto tokenizer = data::load_tokenizer(argv[2]);
     if (std::string(argv[1]) == "encode") {
       for (std::string line; std::getline(std::cin, line);)

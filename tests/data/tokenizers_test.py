@@ -11,8 +11,9 @@ import gettext
 import json
 import os
 import random
+import re
+import string
 import subprocess
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -473,6 +474,50 @@ def test_special_tokens_are_those_of_transformers(text: Any, tmp_path: Path) -> 
             if mine["ids"] != reference(line)["input_ids"]
         ]
         assert (name, different[:3], len(different)) == (name, [], 0)
+
+
+def test_every_character_is_classed_alike(text: Any, tmp_path: Path) -> None:
+    """White space, control characters, punctuation, letters and numbers: where each character splits a text."""
+    characters = [chr(code) for code in [*range(1, 0xD800), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)]]
+    lines = [f"a{character}b" for character in characters]
+    bert = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "a": 3, "b": 4, "##b": 5}, unk_token="[UNK]"))
+    bert.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    bert.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    for name, reference in {"bert": bert, "gpt2": byte_level_bpe(["x"])}.items():
+        (tmp_path / name).mkdir()
+        reference.save(str(tmp_path / name / "tokenizer.json"))
+        different = [
+            (line, mine["ids"], their.ids)
+            for line, mine, their in zip(lines, ask(tmp_path / name, lines), reference.encode_batch(lines))
+            if mine["ids"] != their.ids or mine["offsets"] != byte_offsets(line, their.offsets)
+        ]
+        assert (name, different[:3], len(different)) == (name, [], 0)
+
+
+def squad_words(text: str) -> list[str]:
+    """SQuAD's rules in the order of its script: lower case, no ASCII punctuation, no articles, single spaces."""
+    text = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", text).split()
+
+
+def squad_f1(prediction: list[str], reference: list[str]) -> float:
+    if not prediction or not reference:
+        return float(prediction == reference)
+    common = sum((Counter(prediction) & Counter(reference)).values())
+    return 2 * common / (len(prediction) + len(reference))  # the harmonic mean of precision and recall
+
+
+def test_answers_are_scored_as_squad_does() -> None:
+    if not PROGRAM.exists():
+        pytest.skip(f"{PROGRAM} is not built")
+    draw = random.Random(1)
+    words = "the|a|an|The|cat|Cat's|dog,|(dog)|9|élan|a-b|an.|U.S.|—|the\u00a0x||\tb|“the”|ÉCOLE|नमस्ते|x²".split("|")
+    pairs = [[" ".join(draw.choices(words, k=draw.randint(0, 5))) for _ in range(2)] for _ in range(3000)]
+    asked = "".join(json.dumps(pair) + "\n" for pair in pairs)
+    done = subprocess.run([PROGRAM, "score", "-"], input=asked, capture_output=True, text=True, check=True)
+    for (prediction, reference), line in zip(pairs, done.stdout.split("\n")):
+        ours, theirs = squad_words(prediction), squad_words(reference)
+        assert json.loads(line) == [float(ours == theirs), pytest.approx(squad_f1(ours, theirs))], (prediction, reference)
 
 
 def measure_speed() -> None:

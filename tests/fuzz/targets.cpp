@@ -173,7 +173,7 @@ constexpr FuzzTarget kTargets[] = {
 
 std::vector<FuzzTarget> fuzz_targets() {
   std::vector<FuzzTarget> all(std::begin(kTargets), std::end(kTargets));
-  for (const auto& others : {interchange_fuzz_targets(), checkpoint_fuzz_targets()})
+  for (const auto& others : {interchange_fuzz_targets(), checkpoint_fuzz_targets(), data_fuzz_targets()})
     all.insert(all.end(), others.begin(), others.end());
   return all;
 }
