@@ -32,6 +32,7 @@ Usage: zero SUBCOMMAND [options]
   doctor                  check what this machine provides and lacks
   checkpoint              list, read and verify checkpoints
   config                  check, explain, schema, keys
+  models                  models with a name, and their config.json
 
   -h, --help              this text, or a subcommand's
   --version               version of zero
@@ -63,7 +64,7 @@ Example
 
 int dispatch(const std::vector<std::string>& words) {
   static const std::vector<std::string> kNames = {"train", "run",    "plan",       "explain", "report",
-                                                  "bench", "doctor", "checkpoint", "config"};
+                                                  "bench", "doctor", "checkpoint", "config",  "models"};
   const std::string& word = words[0];
   std::vector<char*> argv;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
@@ -73,6 +74,7 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "config") return zero_config(argc, argv.data());
   if (word == "doctor") return zero_doctor(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
+  if (word == "models") return zero_models(argc, argv.data());
   // Predictions need no libtorch; what is run does.
   const auto has = [&](const char* option) { return std::find(words.begin(), words.end(), option) != words.end(); };
   if (word == "plan" && !has("--measure")) return zero_plan(argc, argv.data());

@@ -3,9 +3,8 @@
 #   torch::cpu        libtorch_cpu + libc10
 #   torch::gomp       the wheel's OpenMP run time
 #   torch::gloo       torch::cpu plus gloo's headers (headers only: never link a libgloo beside it)
-#   torch::cuda_impl  for the NCCL plug-in only; exists if the toolkit's headers, libtorch_cuda and
-#                     an NCCL library are found
-# and ZERO_NVCC, the CUDA 13 compiler for the CUDA plug-in, empty without one.
+# ZERO_NVCC, the CUDA 13 compiler for the CUDA plug-in, empty without one, and ZERO_HAS_NCCL for the
+# NCCL plug-in, if the toolkit's headers and NCCL are found.
 # A project that has called find_package(Torch) keeps that copy: two in one process do not work.
 set(_torch_default "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch/torch")
 if(TORCH_INSTALL_PREFIX)
@@ -60,17 +59,9 @@ if(NOT ZERO_CUDA STREQUAL "OFF")
   endif()
   find_path(ZERO_NCCL_INCLUDE nccl.h PATHS "${_site}/nvidia/nccl/include" /usr/include /usr/local/cuda/include NO_DEFAULT_PATH)
   find_library(ZERO_NCCL_LIBRARY NAMES libnccl.so.2 PATHS "${_site}/nvidia/nccl/lib" /usr/lib/x86_64-linux-gnu /usr/local/cuda/lib64 NO_DEFAULT_PATH)
-  if(CUDAToolkit_FOUND AND ZERO_NCCL_INCLUDE AND ZERO_NCCL_LIBRARY
-      AND EXISTS "${ZERO_TORCH_DIR}/lib/libtorch_cuda.so")
-    add_library(torch::cuda_impl INTERFACE IMPORTED GLOBAL)
-    target_link_libraries(torch::cuda_impl INTERFACE torch::cpu
-      "${ZERO_TORCH_DIR}/lib/libtorch_cuda.so" "${ZERO_TORCH_DIR}/lib/libc10_cuda.so" "${ZERO_NCCL_LIBRARY}")
-    target_include_directories(torch::cuda_impl INTERFACE "${ZERO_NCCL_INCLUDE}" ${CUDAToolkit_INCLUDE_DIRS})
-    target_compile_definitions(torch::cuda_impl INTERFACE USE_C10D_NCCL)
-    # libtorch_cuda registers its kernels in static constructors: keep it although no symbol may
-    # refer to it. Its other CUDA libraries come from the wheels beside it at run time.
-    target_link_options(torch::cuda_impl INTERFACE "LINKER:--no-as-needed" "LINKER:--allow-shlib-undefined")
+  if(CUDAToolkit_FOUND AND ZERO_NCCL_INCLUDE AND ZERO_NCCL_LIBRARY)
+    set(ZERO_HAS_NCCL TRUE)
   elseif(ZERO_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "ZERO_CUDA=ON, but the CUDA 13 toolkit, nccl.h, libnccl.so.2 or libtorch_cuda.so was not found")
+    message(FATAL_ERROR "ZERO_CUDA=ON, but the CUDA 13 toolkit, nccl.h or libnccl.so.2 was not found")
   endif()
 endif()

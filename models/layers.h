@@ -31,7 +31,8 @@ struct LinearImpl : torch::nn::Module {
 };
 TORCH_MODULE(Linear);
 
-// rms_norm() of models/fused.h with a weight that starts at `initial`.
+// weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, computed in fp32 and rounded to x's dtype before the
+// product with the weight (Zhang and Sennrich, 1910.07467).
 struct RmsNormImpl : torch::nn::Module {
   RmsNormImpl(std::int64_t width, double epsilon, double initial = 1);
   at::Tensor forward(const at::Tensor& x);
@@ -60,6 +61,8 @@ struct Rotary {
   at::Tensor cos, sin;
 };
 Rotary rotary_of(const LlamaConfig& config, const at::Tensor& positions);
+// x: [batch, heads, time, width]; rotary: of positions [time] or [batch, time], in x's dtype.
+at::Tensor rotate(const at::Tensor& x, const Rotary& rotary);
 
 // Which keys a query may see. added: a float tensor that is added to scores, broadcastable to [batch, heads, queries,
 // keys], or undefined.

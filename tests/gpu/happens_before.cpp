@@ -103,6 +103,14 @@ void HappensBefore::host_access(const std::string& name, const Access& access) {
   });
 }
 
+void HappensBefore::forget(std::uintptr_t begin, std::size_t bytes, const Clock& clock) {
+  const auto known = [&](const Use& use) { return includes(clock, use); };
+  over({begin, bytes, true}, [&](Interval& interval) {
+    std::erase_if(interval.write, known);
+    std::erase_if(interval.reads, known);
+  });
+}
+
 bool HappensBefore::in_use(std::uintptr_t byte, bool read) const {
   auto it = intervals_.upper_bound(byte);
   if (it == intervals_.begin()) return false;

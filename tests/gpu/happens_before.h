@@ -30,10 +30,13 @@ class HappensBefore {
   void stream_waits(int stream, const Clock& clock) { join(clock_of(stream), clock); }
   void host_waits(const Clock& clock) { join(host_, clock); }
   void host_waits_for_all();
+  static void join(Clock& to, const Clock& from);
   bool host_knows(const Clock& clock) const;
   // Whether an operation may still write the byte, or (if `read`) read it.
   bool in_use(std::uintptr_t byte, bool read) const;
   bool in_use(std::uintptr_t begin, std::size_t bytes) const;
+  // The range's operations that the clock includes are known to be complete by whoever uses it next.
+  void forget(std::uintptr_t begin, std::size_t bytes, const Clock& clock);
   // An access of the host. A fault if an operation that the host does not know to be complete conflicts with it.
   void host_access(const std::string& name, const Access& access);
 
@@ -50,7 +53,6 @@ class HappensBefore {
     std::vector<Use> write;  // none or one
     std::vector<Use> reads;  // since the write, the last of each stream
   };
-  static void join(Clock& to, const Clock& from);
   static bool includes(const Clock& clock, const Use& use);
   Clock& clock_of(int stream);
   int number_of(const std::string& name);

@@ -30,12 +30,14 @@ namespace {
 using Access = HappensBefore::Access;
 
 constexpr auto kType = c10::DeviceType::CUDA;
-const c10::Device kGpu(kType, 0);
+c10::Device the_gpu(kType, 0);  // of this process
+c10::DeviceIndex num_gpus_of_host = 1;
+c10::DeviceIndex num_gpus() { return num_gpus_of_host; }
 constexpr int kStreamsPerPool = 4;  // then the pool's streams are used again, as CUDA's 32 are
 
 thread_local c10::StreamId current = 0;
 int current_stream() { return static_cast<int>(current); }
-c10::Stream stream_of(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, kGpu, id); }
+c10::Stream stream_of(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
 
 Machine& machine() { return Machine::get(); }
 
@@ -43,11 +45,11 @@ Machine& machine() { return Machine::get(); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kType; }
-  c10::Device exchangeDevice(c10::Device) const override { return kGpu; }
-  c10::Device getDevice() const override { return kGpu; }
+  c10::Device exchangeDevice(c10::Device) const override { return the_gpu; }
+  c10::Device getDevice() const override { return the_gpu; }
   void setDevice(c10::Device) const override {}
   void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::DeviceIndex deviceCount() const noexcept override { return num_gpus(); }
 
   c10::Stream getStream(c10::Device) const override { return stream_of(current); }
   c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
@@ -90,9 +92,9 @@ C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 struct DeviceMemory final : c10::DeviceAllocator {
   static void free(void* data) { machine().free_device(data); }
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes == 0) return {nullptr, nullptr, &free_nothing, kGpu};
+    if (bytes == 0) return {nullptr, nullptr, &free_nothing, the_gpu};
     void* const data = machine().allocate_device(bytes, current_stream());
-    return {data, data, &free, kGpu};
+    return {data, data, &free, the_gpu};
   }
   static void free_nothing(void*) {}
   c10::DeleterFnPtr raw_deleter() const override { return &free; }
@@ -135,13 +137,13 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
-  c10::DeviceIndex deviceCount() const override { return 1; }
-  int getNumGPUs() const override { return 1; }
-  c10::DeviceIndex current_device() const override { return 0; }
-  c10::DeviceIndex getCurrentDevice() const override { return 0; }
-  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
-  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
-  at::Device getDeviceFromPtr(void*) const override { return kGpu; }
+  c10::DeviceIndex deviceCount() const override { return num_gpus(); }
+  int getNumGPUs() const override { return num_gpus(); }
+  c10::DeviceIndex current_device() const override { return the_gpu.index(); }
+  c10::DeviceIndex getCurrentDevice() const override { return the_gpu.index(); }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return the_gpu.index(); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return the_gpu.index(); }
+  at::Device getDeviceFromPtr(void*) const override { return the_gpu; }
   bool isPinnedPtr(const void* data) const override { return machine().is_pinned(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
   at::Allocator* getCUDADeviceAllocator() const override { return &device_memory; }
@@ -189,7 +191,7 @@ std::int64_t bytes_spanned(const at::Tensor& tensor) {
 class OnHost {
  public:
   at::Tensor operator()(const at::Tensor& tensor) {
-    if (!tensor.defined() || (tensor.device() != kGpu && !machine().is_pinned(address_of(tensor)))) return tensor;
+    if (!tensor.defined() || (tensor.device() != the_gpu && !machine().is_pinned(address_of(tensor)))) return tensor;
     auto* const storage = tensor.storage().unsafeGetStorageImpl();
     auto& host = storages_[storage];
     if (!host) {
@@ -209,7 +211,7 @@ class OnHost {
 
   // The device's tensor for an operator's result: an argument, a view of one, or a new tensor.
   at::Tensor back(const at::Tensor& result, std::vector<Access>& accesses) {
-    if (!result.defined() || result.device() == kGpu) return result;
+    if (!result.defined() || result.device() == the_gpu) return result;
     for (auto& made : made_)
       if (made.alias.unsafeGetTensorImpl() == result.unsafeGetTensorImpl()) {
         follow(made, accesses);
@@ -228,7 +230,7 @@ class OnHost {
   // Arguments that were resized, also without being a result.
   void follow_all(std::vector<Access>& accesses) {
     for (auto& made : made_)
-      if (made.tensor.device() == kGpu) follow(made, accesses);
+      if (made.tensor.device() == the_gpu) follow(made, accesses);
   }
 
  private:
@@ -307,7 +309,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (std::size_t i = 0; i < given.size(); ++i) {
     const bool write = arguments[i].alias_info() != nullptr && arguments[i].alias_info()->isWrite();
     stack->push_back(map_tensors(given[i], [&](const at::Tensor& tensor) {
-      if (!is_view && tensor.defined() && tensor.device() == kGpu) {
+      if (!is_view && tensor.defined() && tensor.device() == the_gpu) {
         if (address_of(tensor) == nullptr && tensor.numel() > 0)
           throw std::runtime_error(schema.name() + " of a tensor without data");
         if (write)
@@ -346,8 +348,8 @@ at::Tensor& copy_(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   machine().operation(
       current_stream(), "aten::copy_",
       {Machine::reads(address_of(source), bytes_spanned(source)), Machine::writes(address_of(to), bytes_spanned(to))});
-  const auto& host = to.device() == kGpu ? from : to;
-  if (host.device() == kGpu) return to;
+  const auto& host = to.device() == the_gpu ? from : to;
+  if (host.device() == the_gpu) return to;
   const bool pageable = !machine().is_pinned(address_of(host));
   if (!non_blocking || (pageable && to.is_cpu())) machine().host_waits_for(current_stream());
   return to;
@@ -524,6 +526,10 @@ const cuda::Interface& kernels_of_device() {
     made.update_by_norm = &update_by_norm;
     made.add_sums = &add_sums;
     made.step_norm = &step_norm;
+    made.device_count = [](int* count) {
+      *count = num_gpus();
+      return 0;
+    };
     made.allocate_host = [](int, std::size_t bytes, void** data) {
       *data = machine().allocate_pinned(bytes);
       return 0;
@@ -545,6 +551,11 @@ void install() {
   cuda::serve_gpu_by(&kernels_of_device());
   if (!at::globalContext().hasCUDA()) throw std::runtime_error("libtorch was asked for a GPU before the simulated one");
   at::globalContext().lazyInitDevice(kType);
+}
+
+void be_device(int index, int count) {
+  the_gpu = c10::Device(kType, static_cast<c10::DeviceIndex>(index));
+  num_gpus_of_host = static_cast<c10::DeviceIndex>(count);
 }
 
 void answer_queries_with(bool reached) { machine().queries_are_reached = reached; }

@@ -13,6 +13,9 @@ namespace zero::test::simulated_gpu {
 // GPU.
 void install();
 
+// In a forked rank, before it uses the device: its number, of `count`; other ranks have the others.
+void be_device(int index, int count);
+
 // Whether Mark::reached and the like find an event reached before the host has waited for it. Both occur on a GPU.
 void answer_queries_with(bool reached);
 

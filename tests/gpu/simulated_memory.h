@@ -3,6 +3,7 @@
 // at one that operations use. An access of the host that is not ordered is noted as a fault, and the page is opened.
 // Thread-safe.
 #pragma once
+#include <condition_variable>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -47,8 +48,12 @@ class Machine {
   void host_waits(const HappensBefore::Clock& clock);
   void host_waits_for(int stream) { host_waits(recorded(stream)); }
   void host_waits_for_all();
-  // Whether an event with this clock is reached: known to be, or as the setting says.
+  // Whether an event with this clock is reached: known to be, or as the setting says; who asks for the same again and
+  // again sees it reached. A watchdog's answers tell the host's other threads nothing.
   bool query(const HappensBefore::Clock& clock);
+  // The stream's last operation never ends, until release(): waits for it block, and queries say no.
+  void hang(int stream);
+  void release(int stream);
 
   std::size_t allocated() const { return allocated_; }
   std::size_t allocated_peak() const { return peak_; }
@@ -80,6 +85,7 @@ class Machine {
   }
   static void on_fault(int signal, siginfo_t* info, void* context);
   bool fault_at(char* address, bool write);
+  bool hangs(const HappensBefore::Clock& clock) const;
   void check_live(const std::string& name, const HappensBefore::Access& access);
   void close_pages(const HappensBefore::Access& access);
   void open_pages();
@@ -91,7 +97,9 @@ class Machine {
   std::map<void*, Block> blocks_;
   std::multimap<std::pair<int, std::size_t>, void*> free_device_;
   std::multimap<std::size_t, void*> free_pinned_;
-  std::map<char*, int> pages_;  // closed pages of pinned memory, and their protection
+  std::map<char*, int> pages_;           // closed pages of pinned memory, and their protection
+  std::map<int, std::int64_t> hanging_;  // by stream, the number of the operation
+  std::condition_variable released_;
   std::vector<std::string> faults_, operations_;
   std::size_t allocated_ = 0, peak_ = 0;
 };

@@ -65,7 +65,7 @@ const std::vector<Row>& table() {
       {"core/report", {}},
       {"runtime/gpu", {"core/kernels", "core/net"}},
       {"runtime/torch_hooks", {}},
-      {"runtime/comm", {"core/kernels", "core/net", "core/observe"}},
+      {"runtime/comm", {"core/kernels", "core/net", "core/observe", "runtime/gpu"}},
       {"runtime/parallel", {"core/config", "core/sharding", "runtime/torch_hooks", "runtime/comm"}},
       {"runtime/activations", {"core/config", "core/storage", "core/step", "runtime/torch_hooks", "runtime/gpu"}},
       {"runtime/engine",
@@ -83,7 +83,7 @@ const std::vector<Row>& table() {
       {"cli/bench",
        {"cli", "cli/support", "cli/plan", "cli/explain", "core/config", "core/optim", "core/storage", "core/plan",
         "core/launch", "core/report", "models"}},
-      {"cli/tools", {"cli", "cli/support", "core/config", "core/storage", "core/launch", "core/report"}},
+      {"cli/tools", {"cli", "cli/support", "core/config", "core/storage", "core/launch", "core/report", "models"}},
   };
   return rows;
 }

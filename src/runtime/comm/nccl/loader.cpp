@@ -1,19 +1,18 @@
-// Loads the "nccl" transport. NCCL and CUDA are in a separate plug-in library, so that libzero runs without a GPU or
-// toolkit. The library is loaded at the first use. No CUDA types.
+// Loads NCCL's plug-in, see library.h.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <filesystem>
 
 #include "base/check.h"
 #include "base/system.h"
-#include "comm/nccl/plugin.h"
-#include "comm/transport.h"
+#include "comm/nccl/library.h"
 #include "net/transport_choice.h"
 
-namespace zero::comm {
+namespace zero::comm::nccl {
 namespace {
 
-constexpr const char* kPlugin = "libzero_nccl.so";
+std::atomic<const Library*> served{nullptr};
 
 [[noreturn]] void refuse(const net::ProcessInfo& identity, const std::string& got, const std::string& hint) {
   throw ConfigError(base::join("[comm::nccl] got ", got, ", expected a GPU and the NCCL plug-in (rank ", identity.rank,
@@ -22,7 +21,10 @@ constexpr const char* kPlugin = "libzero_nccl.so";
 
 }  // namespace
 
-std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
+void serve_by(const Library* table) { served = table; }
+
+const Library& library(const net::ProcessInfo& identity) {
+  if (const auto* const table = served.load()) return *table;
   // Queries the driver instead of torch, which caches its first answer and reports no GPU without the plug-in.
   const int gpus = net::visible_gpus();
   if (gpus == 0)
@@ -38,17 +40,18 @@ std::unique_ptr<Transport> make_nccl(const net::ProcessInfo& identity, std::chro
     refuse(identity, base::join("no plug-in at ", path.string()),
            "build with the CUDA 13 toolkit and NCCL, -DZERO_CUDA=ON.");
   }
-  // Never closed: torch's CUDA kernels are registered for the life of the process.
-  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* plugin = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: communicators may live in it
   if (plugin == nullptr) {
     const char* text = dlerror();
     refuse(identity, base::join("'", text == nullptr ? "no reason" : text, "' opening ", path.string()),
            "the CUDA libraries of the torch wheel must be installed next to it (nvidia/...).");
   }
-  const auto make = reinterpret_cast<NcclFactory>(dlsym(plugin, kNcclFactory));
-  if (make == nullptr)
-    refuse(identity, base::join("no ", kNcclFactory, " in ", path.string()), "build libzero and its plug-in together.");
-  return std::unique_ptr<Transport>(make(&identity, timeout.count()));
+  const auto entry = reinterpret_cast<Entry>(dlsym(plugin, kEntry));
+  const auto* const table = entry == nullptr ? nullptr : entry();
+  if (table == nullptr || table->version != kVersion)
+    refuse(identity, base::join("a plug-in of another version at ", path.string()),
+           "build libzero and its plug-in together.");
+  return *table;
 }
 
-}  // namespace zero::comm
+}  // namespace zero::comm::nccl
