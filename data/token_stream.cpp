@@ -17,6 +17,7 @@ namespace data {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
+constexpr std::size_t kDocumentBytes = std::size_t{64} << 20;  // its pieces take about 15 times as much memory
 constexpr std::array<char, 8> kMagic{'Z', 'T', 'O', 'K', 'E', 'N', 'S', '1'};
 
 struct Header {
@@ -33,7 +34,11 @@ void write_tokens(const std::string& path, const Records& records, const Tokeniz
   std::vector<std::uint16_t> narrow;
   for (std::int64_t i = 0; i < records.size() && out; ++i) {
     const auto record = records.at(i);
-    auto ids = tokenizer.encode(*record.find("text"), false);
+    const auto& text = *record.find("text");
+    if (text.size() > kDocumentBytes)
+      fail_file("records", record.where, "a document of " + std::to_string(text.size()) + " bytes",
+                "at most 67108864. Hint: several files, or a line a document");
+    auto ids = tokenizer.encode(text, false);
     ids.push_back(separator);
     header.count += ids.size();
     if (width == 2) {

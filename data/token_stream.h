@@ -18,7 +18,7 @@ namespace data {
 class TokenStream {
  public:
   // `separator` ends every document. cache: an existing folder; empty: a temporary file, which ends with the process.
-  // Throws std::runtime_error if the file cannot be written.
+  // Throws std::runtime_error if the file cannot be written, or for a document of more than 64 MiB.
   TokenStream(const Records& records, const Tokenizer& tokenizer, std::int32_t separator, const std::string& cache);
 
   std::int64_t size() const { return size_; }

@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "models/fused.h"
+
 namespace models {
 at::Tensor drawn(at::IntArrayRef sizes, double deviation) {
   const torch::NoGradGuard no_grad;
@@ -34,11 +36,7 @@ RmsNormImpl::RmsNormImpl(std::int64_t width, double epsilon, double initial) : e
   weight_ = register_parameter("weight", torch::full({width}, initial));
 }
 
-at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
-  const at::Tensor wide = x.to(torch::kFloat32);
-  const at::Tensor scale = (wide.square().mean(-1, true) + epsilon_).rsqrt();
-  return weight_ * (wide * scale).to(weight_.scalar_type());
-}
+at::Tensor RmsNormImpl::forward(const at::Tensor& x) { return rms_norm(x, weight_, epsilon_); }
 
 torch::nn::Embedding make_embedding(std::int64_t rows, std::int64_t width, double deviation, std::int64_t padding) {
   at::Tensor weight = drawn({rows, width}, deviation);
@@ -96,14 +94,6 @@ Rotary rotary_of(const LlamaConfig& config, const at::Tensor& positions) {
   const at::Tensor half = positions.to(torch::kFloat32).unsqueeze(-1) * frequencies;
   const at::Tensor angles = torch::cat({half, half}, -1);
   return {angles.cos(), angles.sin()};
-}
-
-at::Tensor rotate(const at::Tensor& x, const Rotary& rotary) {
-  const auto halves = x.chunk(2, -1);
-  const bool batched = rotary.cos.dim() == 3;  // then there is no dimension of heads yet
-  const at::Tensor cos = batched ? rotary.cos.unsqueeze(1) : rotary.cos;
-  const at::Tensor sin = batched ? rotary.sin.unsqueeze(1) : rotary.sin;
-  return x * cos + torch::cat({-halves[1], halves[0]}, -1) * sin;
 }
 
 Visible visible(const at::Tensor& mask, std::int64_t queries, std::int64_t keys, bool causal, const at::Tensor& like) {

@@ -31,8 +31,7 @@ struct LinearImpl : torch::nn::Module {
 };
 TORCH_MODULE(Linear);
 
-// weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, computed in fp32 and rounded to x's dtype before the
-// product with the weight (Zhang and Sennrich, 1910.07467).
+// rms_norm() of models/fused.h with a weight that starts at `initial`.
 struct RmsNormImpl : torch::nn::Module {
   RmsNormImpl(std::int64_t width, double epsilon, double initial = 1);
   at::Tensor forward(const at::Tensor& x);
@@ -61,8 +60,6 @@ struct Rotary {
   at::Tensor cos, sin;
 };
 Rotary rotary_of(const LlamaConfig& config, const at::Tensor& positions);
-// x: [batch, heads, time, width]; rotary: of positions [time] or [batch, time], in x's dtype.
-at::Tensor rotate(const at::Tensor& x, const Rotary& rotary);
 
 // Which keys a query may see. added: a float tensor that is added to scores, broadcastable to [batch, heads, queries,
 // keys], or undefined.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/cross_entropy.h"
+#include "models/fused.h"
 
 namespace models {
 
@@ -31,12 +32,13 @@ LlamaLayerImpl::LlamaLayerImpl(const LlamaConfig& config)
 
 at::Tensor LlamaLayerImpl::forward(const at::Tensor& x, const Rotary& rotary, const Visible& visible, KeyValues* kept) {
   const at::Tensor norm = before_(x);
-  const at::Tensor q = rotate(split_heads(q_(norm), heads_), rotary);
-  at::Tensor k = rotate(split_heads(k_(norm), kv_heads_), rotary), v = split_heads(v_(norm), kv_heads_);
+  const at::Tensor q = rotate_halves(split_heads(q_(norm), heads_), rotary.cos, rotary.sin);
+  at::Tensor k = rotate_halves(split_heads(k_(norm), kv_heads_), rotary.cos, rotary.sin),
+             v = split_heads(v_(norm), kv_heads_);
   if (kept != nullptr) std::tie(k, v) = kept->append(k, v);
   const at::Tensor y = x + o_(merge_heads(attend(q, k, v, visible, is_training() ? dropout_ : 0)));
   const at::Tensor inner = after_(y);
-  return y + down_(torch::silu(gate_(inner)) * up_(inner));
+  return y + down_(gated_silu(gate_(inner), up_(inner)));
 }
 
 LlamaImpl::LlamaImpl(LlamaConfig config) : config_(std::move(config)) {

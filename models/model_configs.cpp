@@ -132,7 +132,7 @@ std::int64_t VitConfig::num_parameters() const {
   const std::int64_t layer =
       4 * hidden * hidden + (qkv_bias ? 4 : 1) * hidden + 2 * hidden * inner + inner + hidden + 4 * hidden;
   const std::int64_t embeddings = hidden * (1 + channels * patch * patch + 1 + patches());
-  return embeddings + hidden + layers * layer + 2 * hidden - hidden + hidden * labels + labels;
+  return embeddings + hidden + layers * layer + 2 * hidden + hidden * labels + labels;
 }
 
 void VitConfig::validate() const {

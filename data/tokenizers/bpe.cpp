@@ -67,7 +67,8 @@ class Bpe : public Model {
                                      : !b ? "the second part"
                                           : "the result") +
                                     " is no token");
-      merges_.set(*a, *b, {rank++, *joined});
+      merges_.set(*a, *b, {options_.ranks.empty() ? rank : options_.ranks[rank], *joined});
+      ++rank;
     }
     index();
   }

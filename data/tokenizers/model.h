@@ -64,8 +64,9 @@ struct BpeOptions {
   std::optional<std::string> unknown;
   std::string continuing_prefix, end_suffix;
   bool fuse_unknown = false, byte_fallback = false;
-  bool ignore_merges = false;  // a piece that is a token is that token
-  bool bytes = false;          // the vocabulary spells bytes as byte_characters() does, and pieces are bytes
+  bool ignore_merges = false;             // a piece that is a token is that token
+  bool bytes = false;                     // the vocabulary spells bytes as byte_characters() does, and pieces are bytes
+  std::vector<std::uint32_t> ranks = {};  // of the merges, from the first to be made on; empty: their places
 };
 // Sennrich et al., "Neural Machine Translation of Rare Words with Subword Units", 2016: of all neighbours the pair that
 // comes first in `merges` is joined, until none is left. Throws std::invalid_argument for merges of what are no tokens.

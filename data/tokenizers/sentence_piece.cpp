@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <map>
 #include <stdexcept>
+#include <unordered_set>
 
 #include "data/tokenizers/decoders.h"
 #include "data/tokenizers/normalizers.h"
@@ -145,25 +145,89 @@ SentencePieceModel parse(std::string_view bytes) {
   return model;
 }
 
+std::unique_ptr<Model> unigram_of(SentencePieceModel& model) {
+  UnigramOptions options;
+  options.single_precision = true;
+  options.byte_fallback = model.byte_fallback;
+  options.unknown = static_cast<std::int32_t>(model.unknown);
+  for (const auto type : model.types) {
+    options.matched.push_back(type == kNormal || type == kUserDefined);
+    options.user_defined.push_back(type == kUserDefined);
+  }
+  return unigram_model(Vocabulary(std::move(model.tokens)), std::move(model.scores), options);
+}
+
+// Its library joins the neighbours whose whole has the highest score, whichever parts it has: every way to cut a piece
+// in two is a merge.
+std::unique_ptr<Model> bpe_of(SentencePieceModel& model) {
+  constexpr std::size_t kPieceBytes = 256, kMostMerges = std::size_t{1} << 24;
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < model.tokens.size(); ++i)
+    if (model.types[i] == kNormal) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return model.scores[a] > model.scores[b]; });
+  std::unordered_set<std::string_view> pieces;
+  for (const auto i : order) pieces.insert(model.tokens[i].first);
+  BpeOptions options;
+  options.unknown = model.tokens[static_cast<std::size_t>(model.unknown)].first;
+  options.fuse_unknown = true;
+  options.byte_fallback = model.byte_fallback;
+  std::vector<std::pair<std::string, std::string>> merges;
+  std::uint32_t rank = 0;
+  for (std::size_t n = 0; n < order.size(); ++n) {
+    if (n > 0 && model.scores[order[n]] != model.scores[order[n - 1]]) ++rank;
+    const std::string_view piece = model.tokens[order[n]].first;
+    if (piece.size() > kPieceBytes) throw Damaged("a piece of " + std::to_string(piece.size()) + " bytes");
+    for (std::size_t cut = 1; cut < piece.size(); ++cut) {
+      if (!pieces.contains(piece.substr(0, cut)) || !pieces.contains(piece.substr(cut))) continue;
+      merges.emplace_back(piece.substr(0, cut), piece.substr(cut));
+      options.ranks.push_back(rank);
+    }
+    if (merges.size() > kMostMerges) throw Damaged("more than " + std::to_string(kMostMerges) + " merges");
+  }
+  return bpe_model(Vocabulary(std::move(model.tokens)), merges, options);
+}
+
+bool has_token(const PipelineParts& parts, const std::string& content) {
+  return std::any_of(parts.added.begin(), parts.added.end(),
+                     [&](const auto& token) { return token.content == content; });
+}
+
+void add_special(PipelineParts& parts, std::initializer_list<const char*> names) {
+  for (const auto* name : names)
+    if (const auto id = parts.model->vocabulary().id(name); id && !has_token(parts, name))
+      parts.added.push_back({name, *id, true});
+}
+
 // T5's: an end behind every text, and sentinels with the largest ids, the first with the last one.
-void add_t5_tokens(const TokenizerConfig& config, PipelineParts& parts) {
+void make_t5(const TokenizerConfig& config, std::int32_t end, PipelineParts& parts) {
   const auto& all = parts.model->vocabulary();
-  parts.added = config.added;
-  const auto has = [&](const std::string& content) {
-    return std::any_of(parts.added.begin(), parts.added.end(),
-                       [&](const auto& token) { return token.content == content; });
-  };
-  for (const auto* name : {"<pad>", "</s>", "<unk>"})
-    if (const auto id = all.id(name); id && !has(name)) parts.added.push_back({name, *id, true});
-  const auto count = config.extra_ids.value_or(100);
-  if (config.any_added) return;
+  add_special(parts, {"<pad>", "</s>", "<unk>"});
+  const auto count = config.any_added ? 0 : config.extra_ids.value_or(100);
   for (std::int64_t i = 0; i < count; ++i) {
     const auto name = "<extra_id_" + std::to_string(i) + ">";
-    if (has(name)) continue;
+    if (has_token(parts, name)) continue;
     const auto own = all.id(name);
-    parts.added.push_back(
-        {name, own ? *own : static_cast<std::int32_t>(all.size() + count - 1 - i), true, false, true, true});
+    const auto id = own ? *own : static_cast<std::int32_t>(all.size() + count - 1 - i);
+    parts.added.push_back({name, id, true, false, true, true});
   }
+  parts.single = {{.text = 0}, {.ids = {end}}};
+  parts.pair = {{.text = 0}, {.ids = {end}}, {.text = 1}, {.ids = {end}}};
+}
+
+// Llama's: a beginning before every text.
+void make_llama(const TokenizerConfig& config, std::int32_t begin, std::int32_t end, PipelineParts& parts) {
+  add_special(parts, {"<unk>", "<s>", "</s>"});
+  parts.single.clear();
+  parts.pair.clear();
+  const auto add = [&](std::vector<TemplateItem>& items, int text, std::uint8_t type) {
+    if (config.add_begin.value_or(true)) items.push_back({.ids = {begin}, .type = type});
+    items.push_back({.text = text, .type = type});
+    if (config.add_end.value_or(false)) items.push_back({.ids = {end}, .type = type});
+  };
+  add(parts.single, 0, 0);
+  add(parts.pair, 0, 0);
+  add(parts.pair, 1, 1);
+  parts.special.begin = begin;
 }
 
 }  // namespace
@@ -172,42 +236,41 @@ PipelineParts read_sentence_piece(const std::string& file, std::string_view byte
   const auto refuse = [&](const std::string& got, const std::string& expected) {
     throw std::runtime_error("[tokenizer " + file + "] got " + got + ", expected " + expected);
   };
-  if (!config.tokenizer_class.empty() && config.tokenizer_class != "T5Tokenizer")
-    refuse("the model of a " + config.tokenizer_class.substr(0, 80),
-           "that of a T5Tokenizer. Hint: a folder with its tokenizer.json");
   PipelineParts parts;
+  bool bpe = false;
   try {
     auto model = parse(bytes);
-    if (model.model_type != 1)
-      refuse("a SentencePiece model of type " + std::to_string(model.model_type),
-             "1 (Unigram). Hint: a folder with its tokenizer.json");
-    UnigramOptions options;
-    options.single_precision = true;
-    options.byte_fallback = model.byte_fallback;
-    options.unknown = static_cast<std::int32_t>(model.unknown);
-    for (const auto type : model.types) {
-      options.matched.push_back(type == kNormal || type == kUserDefined);
-      options.user_defined.push_back(type == kUserDefined);
-    }
-    if (std::find(model.types.begin(), model.types.end(), kUserDefined) != model.types.end() && model.normalizer.map)
-      refuse("user-defined pieces beside a normalisation", "no such pieces. Hint: a folder with its tokenizer.json");
+    bpe = model.model_type == 2;
+    if (!bpe && model.model_type != 1)
+      refuse("a SentencePiece model of type " + std::to_string(model.model_type), "1 (Unigram) or 2 (BPE)");
+    const auto* known = bpe ? "LlamaTokenizer" : "T5Tokenizer";
+    if (!config.tokenizer_class.empty() && config.tokenizer_class != known)
+      refuse("the model of a " + config.tokenizer_class.substr(0, 80),
+             std::string("that of a ") + known + ". Hint: a folder with its tokenizer.json");
+    if (std::find(model.types.begin(), model.types.end(), kUserDefined) != model.types.end() &&
+        (bpe || model.normalizer.map))
+      refuse("user-defined pieces with BPE or a normalisation",
+             "no such pieces. Hint: a folder with its tokenizer.json");
     parts.normalizers.push_back(sentence_piece(model.normalizer));
-    parts.model = unigram_model(Vocabulary(std::move(model.tokens)), std::move(model.scores), options);
     parts.decoders.push_back(decode_metaspace("\xe2\x96\x81", model.normalizer.dummy_prefix));
     if (model.byte_fallback) parts.decoders.push_back(decode_byte_fallback());
+    parts.model = bpe ? bpe_of(model) : unigram_of(model);
   } catch (const Damaged& e) {
     refuse(e.what(), "a SentencePiece model");
   } catch (const std::invalid_argument& e) {
     refuse(e.what(), "a SentencePiece model");
   }
-  parts.kind = "Unigram";
+  parts.kind = bpe ? "BPE" : "Unigram";
   parts.decodes = true;
-  add_t5_tokens(config, parts);
-  const auto end = parts.model->vocabulary().id(config.end.value_or("</s>"));
-  if (!end) refuse("a model without </s>", "it, as T5 has");
-  parts.single = {{.text = 0}, {.ids = {*end}}};
-  parts.pair = {{.text = 0}, {.ids = {*end}}, {.text = 1}, {.ids = {*end}}};
+  parts.added = config.added;
+  const auto& all = parts.model->vocabulary();
+  const auto end = all.id(config.end.value_or("</s>")), begin = all.id(config.begin.value_or("<s>"));
+  if (!end || (bpe && !begin)) refuse("a model without </s> or <s>", bpe ? "both, as Llama has" : "</s>, as T5 has");
   parts.special.end = end;
+  if (bpe)
+    make_llama(config, *begin, *end, parts);
+  else
+    make_t5(config, *end, parts);
   resolve_special(file, config, true, parts);
   return parts;
 }

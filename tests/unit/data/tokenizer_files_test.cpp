@@ -180,8 +180,8 @@ TEST_F(TokenizersTest, DamagedSentencePieceModelsAreRefused) {
   EXPECT_NE(error().find("two pieces for what is unknown"), std::string::npos);
   write("spiece.model", good + std::string("\x0a\x7f", 2));
   EXPECT_NE(error().find("a field of 127 bytes"), std::string::npos);
-  write("spiece.model", good + std::string("\x12\x02\x18\x02", 4));
-  EXPECT_NE(error().find("model of type 2"), std::string::npos);
+  write("spiece.model", good + std::string("\x12\x02\x18\x03", 4));
+  EXPECT_NE(error().find("model of type 3"), std::string::npos);
 }
 
 TEST(TokenizerParts, PatternsTakeNoMoreThanTheirSteps) {

@@ -1,0 +1,20 @@
+// Element-wise parts of the models in one pass over memory on a CPU, in fp32 and bf16: libtorch has no kernels for
+// them, and one operator after the other takes several times as long. Elsewhere they are libtorch's operators.
+// Roundings are those of transformers' operators, one after the other. Not twice differentiable on a CPU.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+namespace models {
+
+// weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in fp32, rounded to x's dtype before the product with
+// the weight [width] (Zhang and Sennrich, 1910.07467).
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
+
+// x cos + (-x2, x1) sin, where x1 and x2 are the halves of x along its last dimension. x: [batch, heads, time, width];
+// cos, sin: [time, width] or [batch, time, width], of x's dtype, their two halves equal.
+at::Tensor rotate_halves(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
+
+// silu(gate) * up, of one shape.
+at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace models

@@ -1,0 +1,180 @@
+// Parts of the models for Hugging Face's weights, without transformers: the fused passes against libtorch's operators
+// in fp64, ignored targets, segments, masks, and tokens that arrive in pieces.
+#include <gtest/gtest.h>
+
+#include "models/bert.h"
+#include "models/cross_entropy.h"
+#include "models/fused.h"
+#include "models/llama.h"
+#include "models/t5.h"
+
+namespace layers_test {
+namespace {
+
+models::LlamaConfig small_llama() {
+  models::LlamaConfig config;
+  config.layers = 3, config.hidden = 32, config.heads = 4, config.kv_heads = 2, config.inner = 40;
+  config.sequence = 32, config.vocabulary = 50, config.deviation = 0.2;
+  return config;
+}
+
+using Call = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+
+// Result and gradients of `ours` in dtype, beside those of `plain` in fp64.
+void compare(const Call& ours, const Call& plain, std::vector<at::Tensor> inputs, at::ScalarType dtype, double limit) {
+  std::vector<at::Tensor> narrow, wide;
+  for (const at::Tensor& input : inputs) {
+    narrow.push_back(input.to(dtype).detach().requires_grad_());
+    wide.push_back(narrow.back().detach().to(torch::kFloat64).requires_grad_());
+  }
+  const at::Tensor y = ours(narrow), expected = plain(wide);
+  ASSERT_EQ(y.sizes(), expected.sizes());
+  ASSERT_EQ(y.scalar_type(), dtype);
+  const at::Tensor slope = torch::randn(y.sizes()).to(dtype);
+  y.backward(slope);
+  expected.backward(slope.to(torch::kFloat64));
+  const auto gap = [](const at::Tensor& a, const at::Tensor& b) {
+    return ((a.to(torch::kFloat64) - b).abs().max() / b.abs().max()).item<double>();
+  };
+  EXPECT_LE(gap(y, expected), limit);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    EXPECT_EQ(narrow[i].grad().scalar_type(), dtype);
+    EXPECT_LE(gap(narrow[i].grad(), wide[i].grad()), limit) << i;
+  }
+}
+
+TEST(LayersTest, FusedPassesAreTheirFormulas) {
+  torch::manual_seed(1);
+  for (const auto& [dtype, limit] :
+       {std::pair{torch::kFloat32, 2e-6}, {torch::kBFloat16, 2e-2}, {torch::kHalf, 3e-3}}) {
+    // Widths that fill vectors and that do not, and more rows than a part of the weight's gradient has.
+    for (const std::int64_t width : {64, 37, 8}) {
+      compare([](const auto& in) { return models::rms_norm(in[0], in[1], 1e-6); },
+              [](const auto& in) { return in[1] * in[0] * (in[0].square().mean(-1, true) + 1e-6).rsqrt(); },
+              {torch::randn({3, 100, width}), torch::randn({width})}, dtype, limit);
+      compare([](const auto& in) { return models::gated_silu(in[0], in[1]); },
+              [](const auto& in) { return torch::silu(in[0]) * in[1]; },
+              {5 * torch::randn({7, width}), torch::randn({7, width})}, dtype, limit);
+    }
+    for (const bool batched : {false, true}) {
+      const at::Tensor half = torch::randn(batched ? at::IntArrayRef{2, 5, 8} : at::IntArrayRef{5, 8});
+      const at::Tensor angles = torch::cat({half, half}, -1);
+      const at::Tensor cos = angles.cos().to(dtype), sin = angles.sin().to(dtype);
+      compare([&](const auto& in) { return models::rotate_halves(in[0].transpose(1, 2), cos, sin); },
+              [&](const auto& in) {
+                const at::Tensor x = in[0].transpose(1, 2);
+                const at::Tensor c = cos.to(torch::kFloat64), s = sin.to(torch::kFloat64);
+                const at::Tensor turned = torch::cat({-x.narrow(-1, 8, 8), x.narrow(-1, 0, 8)}, -1);
+                return x * (batched ? c.unsqueeze(1) : c) + turned * (batched ? s.unsqueeze(1) : s);
+              },
+              {torch::randn({2, 5, 3, 16})}, dtype, limit);
+    }
+  }
+  // Beyond the range of exp, and what is no number.
+  const float infinite = std::numeric_limits<float>::infinity();
+  const at::Tensor x = torch::tensor({-1e4f, -90.f, 90.f, 1e4f, infinite});
+  EXPECT_TRUE(at::allclose(models::gated_silu(x, torch::ones({5})), torch::tensor({0.f, 0.f, 90.f, 1e4f, infinite})));
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16}) {
+    const at::Tensor bad = torch::full({1, 16}, std::numeric_limits<double>::quiet_NaN()).to(dtype);
+    EXPECT_TRUE(models::gated_silu(bad, bad).isnan().all().item<bool>());
+    EXPECT_TRUE(models::rms_norm(bad, torch::ones({16}).to(dtype), 1e-6).isnan().all().item<bool>());
+  }
+}
+
+TEST(LayersTest, IgnoredTargetsDoNotCount) {
+  torch::manual_seed(2);
+  at::Tensor logits = torch::randn({300, 1000}).requires_grad_(), same = logits.detach().clone().requires_grad_();
+  at::Tensor targets = torch::randint(1000, {300}, torch::kLong);
+  targets = targets.masked_fill(torch::rand({300}) < 0.4, models::kIgnored);
+  const at::Tensor loss = models::cross_entropy(logits, targets);
+  const at::Tensor expected = torch::nn::functional::cross_entropy(same, targets);
+  EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-6);
+  loss.backward();
+  expected.backward();
+  EXPECT_TRUE(at::allclose(logits.grad(), same.grad(), 1e-5, 1e-8));
+  const at::Tensor none = models::cross_entropy(logits, torch::full({300}, models::kIgnored, torch::kLong));
+  EXPECT_EQ(none.item<double>(), 0);
+  // BERT computes the vocabulary for masked places only.
+  models::BertConfig config;
+  config.hidden = 32, config.heads = 2, config.inner = 48, config.vocabulary = 60, config.sequence = 16;
+  config.dropout = config.attention_dropout = 0;
+  models::BertForMaskedLM bert(config);
+  const at::Tensor tokens = torch::randint(60, {2, 9}, torch::kLong);
+  const at::Tensor masked = tokens.masked_fill(torch::rand({2, 9}) < 0.7, models::kIgnored);
+  EXPECT_NEAR(bert->loss({tokens}, masked).item<double>(),
+              models::cross_entropy(bert->forward(tokens).flatten(0, 1), masked.flatten()).item<double>(), 1e-5);
+  EXPECT_EQ(bert->loss({tokens}, torch::full_like(tokens, models::kIgnored)).item<double>(), 0);
+}
+
+template <class Model, class Loss>
+void segments_change_nothing(Model& model, const Loss& loss) {
+  const auto gradients = [&] {
+    model->zero_grad();
+    const at::Tensor value = loss();
+    value.backward();
+    std::vector<at::Tensor> all{value.detach()};
+    for (const at::Tensor& p : model->parameters()) all.push_back(p.grad().clone());
+    return all;
+  };
+  const auto plain = gradients();
+  int calls = 0;
+  model->run_layers_by(2, [&](const models::Segment& segment, const at::Tensor& x) {
+    ++calls;
+    return segment(x);
+  });
+  const auto again = gradients();
+  EXPECT_GE(calls, 2);
+  ASSERT_EQ(plain.size(), again.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(at::equal(plain[i], again[i])) << i;
+}
+
+TEST(LayersTest, SegmentsComputeTheSame) {
+  torch::manual_seed(3);
+  const at::Tensor tokens = torch::randint(50, {2, 12}, torch::kLong);
+  models::Llama llama(small_llama());
+  segments_change_nothing(llama, [&] { return llama->loss(tokens, tokens.roll(-1, 1)); });
+  models::T5Config config;
+  config.vocabulary = 50, config.dropout = 0, config.encoder_layers = 3;
+  models::T5ForConditionalGeneration t5(config);
+  segments_change_nothing(t5, [&] { return t5->loss(tokens, tokens.flip(1)); });
+}
+
+TEST(LayersTest, TokensMayArriveInPieces) {
+  torch::manual_seed(4);
+  models::Llama model(small_llama());
+  const torch::NoGradGuard no_grad;
+  const at::Tensor tokens = torch::randint(50, {2, 20}, torch::kLong);
+  const at::Tensor whole = model->forward(tokens);
+  models::DecoderState state;
+  std::int64_t at = 0;
+  for (const std::int64_t count : {7, 1, 5, 1, 6}) {
+    const at::Tensor logits = model->next(tokens.narrow(1, at, count), state);
+    at += count;
+    EXPECT_TRUE(at::allclose(logits, whole.select(1, at - 1), 1e-4, 1e-5)) << at;
+  }
+  EXPECT_THROW((void)model->next(tokens, state), c10::Error);  // 40 tokens, of at most 32
+  EXPECT_THROW((void)model->generate(tokens, 13, {}), std::invalid_argument);
+  EXPECT_THROW((void)model->generate(tokens, 3, {.top_p = 0}), std::invalid_argument);
+}
+
+TEST(LayersTest, MasksHideAndStayFinite) {
+  torch::manual_seed(5);
+  models::Llama model(small_llama());
+  const at::Tensor tokens = torch::randint(50, {2, 10}, torch::kLong);
+  // Packed samples: the second one does not see the first.
+  const at::Tensor sample = torch::tensor({0, 0, 0, 0, 1, 1, 1, 1, 1, 1});
+  const at::Tensor packed = sample.unsqueeze(0).eq(sample.unsqueeze(1)).expand({2, 10, 10});
+  const at::Tensor logits = model->forward(tokens, packed);
+  EXPECT_TRUE(at::allclose(logits.narrow(1, 4, 6), model->forward(tokens.narrow(1, 4, 6)), 1e-4, 1e-5));
+  // A row that is padding alone, in a batch that is trained.
+  const at::Tensor mask = torch::tensor({{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0}});
+  const at::Tensor targets = tokens.masked_fill(mask.logical_not(), models::kIgnored);
+  model->loss(tokens, targets, mask).backward();
+  for (const at::Tensor& p : model->parameters()) EXPECT_TRUE(p.grad().isfinite().all().item<bool>());
+  EXPECT_THROW((void)model->forward(tokens, torch::ones({2, 9})), c10::Error);
+  EXPECT_THROW((void)model->forward(tokens.to(torch::kFloat32)), c10::Error);
+  EXPECT_THROW((void)model->forward(torch::zeros({1, 33}, torch::kLong)), c10::Error);
+}
+
+}  // namespace
+}  // namespace layers_test
