@@ -16,7 +16,9 @@ int main(int count, char** words) {
   auto model = zero::build([&] { return models::Llama(config); });
   zero::Engine engine(model, zero::Options::build().stage(3).bf16().adamw({.lr = 0.01}).train_micro_batch_size(8),
                       comm);
-  engine.load_weights(words[1], {.names = "llama"});
+  zero::ImportOptions import;
+  import.names = "llama";
+  engine.load_weights(words[1], import);
   const std::int64_t time = std::min<std::int64_t>(config.sequence, 64);
   torch::manual_seed(1 + comm->rank());
   for (int step = 1; step <= 100; ++step) {
@@ -27,7 +29,10 @@ int main(int count, char** words) {
     engine.step();
     if (step % 20 == 0 && comm->rank() == 0) std::printf("step %d loss %.4f\n", step, loss.item<double>());
   }
-  engine.export_weights(words[2], {.dtype = "bf16", .names = "llama"});
+  zero::ExportOptions out;
+  out.dtype = "bf16";
+  out.names = "llama";
+  engine.export_weights(words[2], out);
   const at::Tensor text = model->generate(torch::zeros({1, 1}, torch::kLong), 8, {.temperature = 0});  // on all ranks
   if (comm->rank() != 0) return 0;
   std::ofstream(std::string(words[2]) + "/config.json") << models::hf_config_text(described, "bfloat16");

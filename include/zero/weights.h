@@ -12,7 +12,7 @@ struct ExportOptions {
   // opens. "universal": DeepSpeed's universal checkpoint, with the optimizer's states, in fp32.
   std::string format = "hf";
   std::string dtype = "fp32";  // of floating-point parameters: "fp32", "bf16", "fp16", or "" for that of the source
-  std::string names;           // a name map: "gpt2", "llama", "bert", "t5", or a file of zero.names/1; "": no change
+  std::string names;           // a name map: "gpt2", "llama", "bert", "t5", "vit", or a file of zero.names/1; "": none
   std::string prefix;          // put before every name
   std::int64_t shard_bytes = 5'000'000'000;  // tensors of one file of "hf"
   bool duplicate_tied = false;               // tied tensors under all their names
