@@ -171,6 +171,11 @@ TEST(LayersTest, MasksHideAndStayFinite) {
   const at::Tensor targets = tokens.masked_fill(mask.logical_not(), models::kIgnored);
   model->loss(tokens, targets, mask).backward();
   for (const at::Tensor& p : model->parameters()) EXPECT_TRUE(p.grad().isfinite().all().item<bool>());
+  // Not every kernel of libtorch bears a row without any key.
+  for (const bool causal : {true, false}) {
+    const at::Tensor added = models::visible(mask, 10, 10, causal, torch::empty({0})).added;
+    EXPECT_FALSE(added.isinf().all(-1).any().item<bool>());
+  }
   EXPECT_THROW((void)model->forward(tokens, torch::ones({2, 9})), c10::Error);
   EXPECT_THROW((void)model->forward(tokens.to(torch::kFloat32)), c10::Error);
   EXPECT_THROW((void)model->forward(torch::zeros({1, 33}, torch::kLong)), c10::Error);
