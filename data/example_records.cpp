@@ -36,6 +36,23 @@ class RecordMaker : public SampleMaker {
   RecordSplit split_;
 };
 
+// Every record must have one of two pairs of fields, or be a question.
+void require_pair(const Record& record, const char* first, const char* second) {
+  if (record.find(first) != nullptr && record.find(second) != nullptr) return;
+  if (record.find("question") != nullptr && (record.impossible || !record.answers.empty())) return;
+  throw std::runtime_error("[records] " + record.where + ": got a record without them, expected \"" + first +
+                           "\" and \"" + second + "\", or \"question\", \"answers\" and perhaps \"context\"");
+}
+
+// The accepted texts; a question without an answer has the empty one.
+std::vector<std::string> texts_of(const Record& record, const char* field) {
+  if (const auto* text = record.find(field)) return {*text};
+  std::vector<std::string> texts;
+  for (const auto& answer : record.answers) texts.push_back(answer.text);
+  if (texts.empty()) texts.emplace_back();
+  return texts;
+}
+
 class PromptMaker : public RecordMaker {
  public:
   PromptMaker(const ExampleOptions& options, const Tokenizer& tokenizer)
@@ -44,7 +61,7 @@ class PromptMaker : public RecordMaker {
     const auto empty = tokenizer.encode("", true);
     if (begin && !empty.empty() && empty[0] == *begin) begin_ = {*begin};
     for (const auto part : {Part::Training, Part::Heldout})
-      for (std::int64_t i = 0; i < samples(part); ++i) check(split_.at(part, i));
+      for (std::int64_t i = 0; i < samples(part); ++i) require_pair(split_.at(part, i), "prompt", "completion");
   }
 
   std::int64_t heldout_records() const override { return samples(Part::Heldout); }
@@ -52,22 +69,9 @@ class PromptMaker : public RecordMaker {
   std::vector<std::int32_t> prompt(const Record& record) const override {
     return prompt_of(record, options_.sequence - static_cast<std::int64_t>(completion(record).size()));
   }
-  std::vector<std::string> references(const Record& record) const override {
-    if (const auto* text = record.find("completion")) return {*text};
-    std::vector<std::string> texts;
-    for (const auto& answer : record.answers) texts.push_back(answer.text);
-    if (texts.empty()) texts.emplace_back();
-    return texts;
-  }
+  std::vector<std::string> references(const Record& record) const override { return texts_of(record, "completion"); }
 
  private:
-  static void check(const Record& record) {
-    if (record.find("prompt") != nullptr && record.find("completion") != nullptr) return;
-    if (record.find("question") != nullptr && (record.impossible || !record.answers.empty())) return;
-    throw std::runtime_error("[records] " + record.where +
-                             ": got a record without them, expected \"prompt\" and \"completion\", or \"question\", "
-                             "\"answers\" and perhaps \"context\"");
-  }
   // With the end of the text. The answer to a question follows "Answer:" and a space.
   std::vector<std::int32_t> completion(const Record& record) const {
     const auto* text = record.find("completion");
@@ -119,22 +123,30 @@ class PromptMaker : public RecordMaker {
 class SequenceMaker : public RecordMaker {
  public:
   SequenceMaker(const ExampleOptions& options, const Tokenizer& tokenizer)
-      : RecordMaker(options, tokenizer, {"source", "target"}),
+      : RecordMaker(options, tokenizer, {}),
         padding_(padding_token(tokenizer)),
         start_(options.decoder_start.value_or(padding_)),
         added_(static_cast<std::int64_t>(tokenizer.with_special({}).ids.size())) {
     if (added_ >= std::min(options.sequence, options.target_sequence))
       throw std::invalid_argument(
           "[Examples] sequence: got one shorter than the special tokens, expected a longer one");
+    for (const auto part : {Part::Training, Part::Heldout})
+      for (std::int64_t i = 0; i < samples(part); ++i) require_pair(split_.at(part, i), "source", "target");
   }
 
   std::int64_t heldout_records() const override { return samples(Part::Heldout); }
   std::vector<std::int32_t> prompt(const Record& record) const override {
-    return ids_of(*record.find("source"), options_.sequence);
+    return ids_of(source_of(record), options_.sequence);
   }
-  std::vector<std::string> references(const Record& record) const override { return {*record.find("target")}; }
+  std::vector<std::string> references(const Record& record) const override { return texts_of(record, "target"); }
 
  private:
+  // A question as T5 was trained on SQuAD (Raffel et al., 1910.10683, appendix D).
+  static std::string source_of(const Record& record) {
+    if (const auto* text = record.find("source")) return *text;
+    const auto* context = record.find("context");
+    return "question: " + *record.find("question") + (context != nullptr ? " context: " + *context : "");
+  }
   std::vector<std::int32_t> ids_of(const std::string& text, std::int64_t length) const {
     return tokenizer_.with_special(encoding_of(encode_at_most(text, length - added_))).ids;
   }
@@ -142,7 +154,7 @@ class SequenceMaker : public RecordMaker {
     Sample sample;
     sample.ids = prompt(record);
     pad(sample, options_.sequence, padding_);
-    sample.labels = ids_of(*record.find("target"), options_.target_sequence);
+    sample.labels = ids_of(references(record).front(), options_.target_sequence);
     sample.decoder_ids = {start_};
     sample.decoder_ids.insert(sample.decoder_ids.end(), sample.labels.begin(), sample.labels.end());
     const auto length = static_cast<std::size_t>(options_.target_sequence);

@@ -19,7 +19,7 @@ enum class Task {
   Lm,        // next token, on packed documents: field "text"
   Prompt,    // next token of the completion alone: "prompt" and "completion"; or "context", "question" and "answers"
   Mlm,       // masked tokens (BERT), on packed documents: "text"
-  Seq2Seq,   // encoder and decoder: "source" and "target"
+  Seq2Seq,   // encoder and decoder: "source" and "target"; or "context", "question" and "answers"
   Classify,  // one label a text, or a pair of texts: "text", optionally "text_pair", and "label"
   Qa,        // the answer's first and last token in the context (BERT): "context", "question" and "answers"
 };

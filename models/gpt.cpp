@@ -13,7 +13,8 @@ namespace {
 
 constexpr double kInitialDeviation = 0.02;
 
-void initialise(torch::nn::Linear& linear, double deviation) {
+template <class Linear>
+void initialise(Linear& linear, double deviation) {
   torch::NoGradGuard no_grad;
   linear->weight.normal_(0, deviation);
   if (linear->bias.defined()) linear->bias.zero_();
@@ -29,7 +30,7 @@ double residual_deviation(const GptConfig& config) {
   return kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
 }
 
-at::Tensor mlp_of(torch::nn::Linear& up, torch::nn::Linear& down, const at::Tensor& x) {
+at::Tensor mlp_of(AdaptableLinear& up, AdaptableLinear& down, const at::Tensor& x) {
   return down(torch::gelu(up(x), "tanh"));
 }
 
@@ -39,8 +40,8 @@ at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) { return !a.defined(
 }  // namespace
 
 GptMlpImpl::GptMlpImpl(const GptConfig& config) {
-  up_ = register_module("up", torch::nn::Linear(config.hidden, 4 * config.hidden));
-  down_ = register_module("down", torch::nn::Linear(4 * config.hidden, config.hidden));
+  up_ = register_module("up", AdaptableLinear(config.hidden, 4 * config.hidden));
+  down_ = register_module("down", AdaptableLinear(4 * config.hidden, config.hidden));
   initialise(up_, kInitialDeviation);
   initialise(down_, residual_deviation(config));
 }
@@ -51,13 +52,13 @@ GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer)
     : heads_(config.heads), dropout_(config.dropout) {
   const std::int64_t hidden = config.hidden;
   norm1_ = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
-  qkv_ = register_module("qkv", torch::nn::Linear(hidden, 3 * hidden));
-  projection_ = register_module("projection", torch::nn::Linear(hidden, hidden));
+  qkv_ = register_module("qkv", AdaptableLinear(hidden, 3 * hidden));
+  projection_ = register_module("projection", AdaptableLinear(hidden, hidden));
   norm2_ = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
   if (config.mlp) mlp_ = config.mlp(config, layer);
   if (mlp_.is_empty()) {
-    up_ = register_module("up", torch::nn::Linear(hidden, 4 * hidden));
-    down_ = register_module("down", torch::nn::Linear(4 * hidden, hidden));
+    up_ = register_module("up", AdaptableLinear(hidden, 4 * hidden));
+    down_ = register_module("down", AdaptableLinear(4 * hidden, hidden));
   } else {
     register_module("mlp", mlp_.ptr());
   }

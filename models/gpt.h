@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/adaptable.h"
 #include "models/cross_entropy.h"
 #include "models/decoding.h"
 #include "models/generation.h"
@@ -25,7 +26,7 @@ struct GptMlpImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  torch::nn::Linear up_{nullptr}, down_{nullptr};
+  AdaptableLinear up_{nullptr}, down_{nullptr};
 };
 TORCH_MODULE(GptMlp);
 
@@ -50,7 +51,7 @@ struct GptBlockImpl : torch::nn::Module {
   double dropout_;
   Attend attend_;  // null: attention over the block's input
   torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
-  torch::nn::Linear qkv_{nullptr}, projection_{nullptr}, up_{nullptr}, down_{nullptr};
+  AdaptableLinear qkv_{nullptr}, projection_{nullptr}, up_{nullptr}, down_{nullptr};
   torch::nn::AnyModule mlp_;  // in place of up_ and down_; empty: none
 };
 TORCH_MODULE(GptBlock);

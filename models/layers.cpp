@@ -27,10 +27,7 @@ LinearImpl::LinearImpl(const at::Tensor& shared_weight, const at::Tensor& shared
   if (shared_bias.defined()) bias = register_parameter("bias", shared_bias);
 }
 
-at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  const at::Tensor y = torch::linear(x, weight, bias);
-  return adapter_ ? y + adapter_(x) : y;
-}
+at::Tensor LinearImpl::forward(const at::Tensor& x) { return adapted(x, torch::linear(x, weight, bias)); }
 
 RmsNormImpl::RmsNormImpl(std::int64_t width, double epsilon, double initial) : epsilon_(epsilon) {
   weight_ = register_parameter("weight", torch::full({width}, initial));

@@ -9,25 +9,20 @@
 #include <string>
 #include <utility>
 
+#include "models/adaptable.h"
 #include "models/model_configs.h"
 
 namespace models {
 
 // y = x weight^T + bias. weight: [out, in]; bias: [out] or undefined.
-struct LinearImpl : torch::nn::Module {
+struct LinearImpl : torch::nn::Module, Adaptable {
   // Weight from normal(0, deviation), bias zero.
   LinearImpl(std::int64_t in, std::int64_t out, bool with_bias, double deviation);
   // Shares parameters with another module: a tied output layer. bias: may be undefined.
   LinearImpl(const at::Tensor& shared_weight, const at::Tensor& shared_bias);
   at::Tensor forward(const at::Tensor& x);
-  // The result becomes y + adapter(x), for low-rank adaptation and the like; null: y.
-  using Adapter = std::function<at::Tensor(const at::Tensor& x)>;
-  void adapt(Adapter adapter) { adapter_ = std::move(adapter); }
 
   at::Tensor weight, bias;
-
- private:
-  Adapter adapter_;
 };
 TORCH_MODULE(Linear);
 

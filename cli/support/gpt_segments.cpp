@@ -12,12 +12,16 @@
 
 namespace zero::cli {
 
-std::int64_t segments_of(const Options& options, const models::GptConfig& model) {
+std::int64_t segments_of(const Options& options, std::int64_t layers) {
   const auto& activations = options.settings().activations;
   // A block whose keys have no effect here still enables checkpointing.
   const bool split = options.effective()["activation_checkpointing.partition_activations"] == "true";
   if (!activations.checkpointing && !split) return 0;
-  return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, model.layers) : model.layers;
+  return activations.num_checkpoints > 0 ? std::min(activations.num_checkpoints, layers) : layers;
+}
+
+std::int64_t segments_of(const Options& options, const models::GptConfig& model) {
+  return segments_of(options, model.layers);
 }
 
 void place_segments(models::Gpt& model, std::int64_t segments) {

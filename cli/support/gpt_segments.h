@@ -11,6 +11,8 @@ namespace zero::cli {
 
 // 0: no checkpointing, because every key of the block has its default.
 std::int64_t segments_of(const Options& options, const models::GptConfig& model);
+// The same of any model with that many layers.
+std::int64_t segments_of(const Options& options, std::int64_t layers);
 // Runs the model's layers as that many checkpointed segments. No effect for 0.
 void place_segments(models::Gpt& model, std::int64_t segments);
 

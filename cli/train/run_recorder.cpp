@@ -132,8 +132,8 @@ void write_atomically(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
-RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder,
-                         std::int64_t parameters)
+RunRecorder::RunRecorder(const TrainPlan& plan, const TaskFacts& facts, Engine& engine, c10::Device device,
+                         const std::string& folder)
     : plan_(plan),
       engine_(engine),
       comm_(engine.communicator()),
@@ -144,28 +144,22 @@ RunRecorder::RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device devi
   report::RunRecord& r = record_;
   r.started = utc_now();
   r.command = plan.command;
-  r.text = plan.text;
+  r.text = facts.data_name;
   r.stage = s.zero.stage;
   r.world = comm_.size();
   r.mesh = mesh_;
-  r.own_parameters = parameters;
+  r.own_parameters = facts.own_parameters;
   r.recipe = s.precision == config::Precision::Bf16 ? "bf16" : s.precision == config::Precision::Fp16 ? "fp16" : "fp32";
   r.device = device.is_cpu() ? "cpu" : "cuda";
   r.transport = comm_.transport();
   r.steps = plan.steps;
-  r.parameters = PlanModel::of_options(plan.options).num_parameters();
+  r.parameters = facts.parameters;
   r.samples_per_step = engine.micro_batch_size() * engine.accumulation_steps() * engine.mesh().size("dp");
-  r.tokens_per_step = r.samples_per_step * plan.model.sequence;
-  r.model = {{"parameters", std::to_string(r.parameters)},      {"layers", std::to_string(plan.model.layers)},
-             {"hidden", std::to_string(plan.model.hidden)},     {"heads", std::to_string(plan.model.heads)},
-             {"sequence", std::to_string(plan.model.sequence)}, {"vocabulary", std::to_string(plan.model.vocabulary)}};
-  if (const auto& experts = s.model.experts; experts.num_experts > 0) {
-    r.model.emplace_back("experts of a layer", std::to_string(experts.num_experts));
-    r.model.emplace_back("experts of a token", std::to_string(experts.k));
-  }
+  r.tokens_per_step = r.samples_per_step * facts.tokens_per_sample;
+  r.model = facts.rows;
   r.environment = environment_of(comm_, device);
   r.configuration = configuration_of(plan.options, comm_.size());
-  add_plan(r, plan.options, comm_, !device.is_cpu());
+  if (facts.plannable) add_plan(r, plan.options, comm_, !device.is_cpu());
   write();
 }
 
@@ -242,6 +236,11 @@ void RunRecorder::take_trace(const std::string& file) {
   if (comm_.rank() != 0 || record_.recorded_step == 0) return;
   read_timeline(file);
   write();
+}
+
+void RunRecorder::take_metrics(const TaskMetrics& metrics) {
+  record_.metrics = metrics;
+  if (!metrics.empty()) write();
 }
 
 // Rank 0's events of the first step in the file; events are one per line, those of later steps follow.

@@ -7,6 +7,7 @@
 
 #include <zero/zero.h>
 
+#include "cli/train/task.h"
 #include "cli/train/train.h"
 #include "report/page/run_record.h"
 #include "report/text/memory_phases.h"
@@ -15,9 +16,9 @@ namespace zero::cli {
 
 class RunRecorder {
  public:
-  // `folder`: rank 0's; empty on other ranks. `parameters`: elements of this rank's part of the model.
-  RunRecorder(const TrainPlan& plan, Engine& engine, c10::Device device, const std::string& folder,
-              std::int64_t parameters);
+  // `folder`: rank 0's; empty on other ranks.
+  RunRecorder(const TrainPlan& plan, const TaskFacts& facts, Engine& engine, c10::Device device,
+              const std::string& folder);
 
   // first: steps completed before. Records the third step after it, or the last. Collective.
   void begin(std::int64_t first);
@@ -31,6 +32,8 @@ class RunRecorder {
   void end_step();
   // The trace of --trace is complete: its first step becomes the timeline. Local.
   void take_trace(const std::string& file);
+  // Of the held-out part, the same on all ranks. Local.
+  void take_metrics(const TaskMetrics& metrics);
 
  private:
   void write() const;

@@ -7,15 +7,14 @@
 #include <memory>
 
 #include "cli/commands.h"
-#include "cli/support/gpt_segments.h"
 #include "cli/support/rank_failures.h"
+#include "cli/train/byte_task.h"
+#include "cli/train/model_task.h"
 #include "cli/train/train.h"
 #include "cli/train/train_report.h"
 #include "cli/train/train_run.h"
 #include "config/batch.h"
 #include "config/settings.h"
-#include "data/corpus.h"
-#include "models/gpt.h"
 #include "observe/status_page.h"
 #include "report/text/text.h"
 
@@ -53,42 +52,18 @@ c10::Device device_of(const TrainPlan& plan, const Communicator& comm) {
   return default_device(comm);
 }
 
-// At most one shard and one unit are in memory.
-models::Gpt build_model(const TrainPlan& plan, c10::Device device) {
-  return zero::build([&] { return models::Gpt(plan.model); }, device);
-}
-
-void introduce(TrainReport& report, const TrainPlan& plan, const data::Corpus& corpus, const Engine& engine,
+void introduce(TrainReport& report, const TrainPlan& plan, const TaskFacts& facts, const Engine& engine,
                c10::Device device) {
   const config::Settings& s = plan.options.settings();
   report.note(LogLevel::Info, "stage " + std::to_string(s.zero.stage) + ", " + name(s.precision) + ", seed " +
                                   std::to_string(s.seed) + (device.is_cpu() ? ", on CPUs" : ", on GPUs"));
-  const PlanModel model = PlanModel::of_options(plan.options);
-  report.note(LogLevel::Info, "model " + report::human_count(static_cast<double>(model.num_parameters())) +
-                                  " parameters: " + std::to_string(plan.model.layers) + " layers, hidden " +
-                                  std::to_string(plan.model.hidden) + ", " + std::to_string(plan.model.heads) +
-                                  " heads, sequence " + std::to_string(plan.model.sequence));
-  if (const auto& experts = s.model.experts; experts.num_experts > 0)
-    report.note(LogLevel::Info, "experts: " + std::to_string(experts.num_experts) + " in each of " +
-                                    std::to_string(plan.model.layers / experts.expert_interval) + " layers, " +
-                                    std::to_string(experts.num_experts / experts.ep_size) + " of them on a rank, " +
-                                    std::to_string(experts.k) + " for a token, which computes with " +
-                                    report::human_count(static_cast<double>(model.num_active_parameters())) +
-                                    " parameters");
-  report.note(LogLevel::Info,
-              "text " + plan.text + ": " + report::human_bytes(static_cast<std::uint64_t>(corpus.bytes())) + ", " +
-                  std::to_string(corpus.training_samples()) + " samples, " + std::to_string(corpus.heldout_samples()) +
-                  " held out; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
-                  std::to_string(engine.accumulation_steps()) + " x " + std::to_string(engine.mesh().size("dp")));
+  for (const auto& line : facts.model) report.note(LogLevel::Info, line);
+  report.note(LogLevel::Info, facts.data + "; a step takes " + std::to_string(engine.micro_batch_size()) + " x " +
+                                  std::to_string(engine.accumulation_steps()) + " x " +
+                                  std::to_string(engine.mesh().size("dp")));
   if (engine.mesh().size("dp") != engine.communicator().size())
     report.note(LogLevel::Info, "mesh " + engine.mesh().text());
-  if (plan.segments > 0)
-    report.note(LogLevel::Info, "activation checkpointing: " + std::to_string(plan.segments) + " segments of " +
-                                    std::to_string(plan.model.layers) +
-                                    " layers run again in backward; their inputs wait in " +
-                                    (!s.activations.file_path.empty() ? "a file in " + s.activations.file_path
-                                     : s.activations.to_host          ? "host memory"
-                                                                      : "the device's memory"));
+  for (const auto& line : facts.memory) report.note(LogLevel::Info, line);
   if (!report.folder().empty()) report.note(LogLevel::Info, "files in " + report.folder());
   if (s.schedule.total_num_steps > 0 && plan.steps > s.schedule.total_num_steps)
     report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) +
@@ -103,9 +78,11 @@ int zero_train(int argc, char** argv) {
   using namespace zero;
   using namespace zero::cli;
   TrainArguments arguments;
-  Command command("train", "train a built-in GPT on your text, alone or as one of many ranks",
-                  "CONFIG.json --text FILE [options]",
-                  "  zero run -n 2 zero train configs/gpt-demo.json --text book.txt --steps 300\n");
+  Command command("train",
+                  "train a built-in GPT on your text, or fine-tune a model of a folder, alone or as one of many ranks",
+                  "[CONFIG.json] --text FILE | --model NAME|DIR [options]",
+                  "  zero run -n 2 zero train configs/gpt-demo.json --text book.txt --steps 300\n"
+                  "  zero train --model DIR --task qa --data train.json --steps 500 --export OUT\n");
   declare_train(command, arguments);
   bool parsed = false;
   Failure failure = failure_of([&] { parsed = command.parse(argc, argv); });
@@ -113,7 +90,8 @@ int zero_train(int argc, char** argv) {
   if (!parsed) return 0;
 
   TrainPlan plan;
-  std::unique_ptr<data::Corpus> corpus;
+  std::shared_ptr<Communicator> comm;
+  std::unique_ptr<TrainTask> task;
   Global global = command.global();
   failure = failure_of([&] {
     plan = plan_train(command, arguments);
@@ -122,13 +100,11 @@ int zero_train(int argc, char** argv) {
     observe::status_page().set_world_rule(config::world_rule(plan.options));
     take_log_level(global, settings);
     prepare_environment(settings, plan.on_gpu);
-    try {
-      corpus = std::make_unique<data::Corpus>(plan.text, plan.model.sequence, plan.holdout, settings.seed);
-    } catch (const std::exception& error) {
-      throw ConfigError(error.what());
-    }
+    if (plan.model_plan)
+      task = std::make_unique<ModelTask>(plan);
+    else
+      task = std::make_unique<ByteTask>(plan);
   });
-  std::shared_ptr<Communicator> comm;
   const Failure no_ranks = failure_of([&] { comm = Communicator::from_env(); });
   if (no_ranks.code != ExitCode::kOk) {
     publish(no_ranks);
@@ -145,21 +121,20 @@ int zero_train(int argc, char** argv) {
   }
   int code = 0;
   failure = failure_of([&] {
-    plan.options = with_room_for_activations(plan.options, plan.model, plan.segments, comm->size());
+    plan.options = task->fit(plan.options, comm->size());
     // Select the GPU first: seeding queries libtorch for CUDA, and the first result is cached ([Note: asked too
     // early]).
     const c10::Device device = device_of(plan, *comm);
     torch::manual_seed(plan.options.settings().seed);
-    models::Gpt model = build_model(plan, device);
-    place_segments(model, plan.segments);
-    Engine engine(model, plan.options, comm);
+    Engine engine(task->build(device), plan.options, comm);
+    task->begin(engine);
     TrainReport report(global, plan, comm->rank());
     for (const std::string& notice : command.notices()) report.note(LogLevel::Warning, notice);
     for (const std::string& notice : plan.options.notices()) report.note(LogLevel::Warning, notice);
     if (plan.options.settings().dump_state)
       report.note(LogLevel::Info, "\n" + plan.options.explain(comm->size(), false));
-    introduce(report, plan, *corpus, engine, device);
-    code = TrainRun(plan, *corpus, model, engine, report).run();
+    introduce(report, plan, task->facts(), engine, device);
+    code = TrainRun(plan, *task, engine, device, report).run();
   });
   if (failure.code == ExitCode::kOk) return code;
   publish(failure);

@@ -2,6 +2,7 @@
 // trains, train_report.cpp writes output. The library is independent of models, text and run folders.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 
 #include "cli/support/expert_options.h"
 #include "cli/support/options.h"
+#include "cli/train/model_plan.h"
 #include "models/gpt.h"
 
 namespace zero::cli {
@@ -32,12 +34,14 @@ struct TrainArguments {
                                 trace_steps;
   std::vector<std::string> untie;
   std::string export_to, export_names;
+  ModelArguments model;
 };
 
 // A run with all sources of settings combined.
 struct TrainPlan {
   Options options;
-  models::GptConfig model;
+  models::GptConfig model;              // the built-in GPT
+  std::optional<ModelPlan> model_plan;  // in place of it
   std::int64_t segments = 0;            // checkpointed groups of layers; 0: none
   bool on_gpu = false;                  // the rank's GPU; else the CPU
   std::int64_t steps = 0;               // optimizer steps of the whole run, including those before a resume

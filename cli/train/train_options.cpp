@@ -41,6 +41,7 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   add("--tensor-parallel", "tensor_parallel.autotp_size", std::to_string(a.tensor_parallel));
   add("--sequence-parallel", "sequence_parallel_size", std::to_string(a.sequence_parallel));
   for (auto& setting : expert_settings(c, a.experts)) all.push_back(std::move(setting));
+  for (auto& setting : model_settings(c, a.model)) all.push_back(std::move(setting));
   add("--optimizer", "optimizer.type", a.optimizer);
   add("--lr", "optimizer.params.lr", shown(a.lr));
   add("--weight-decay", "optimizer.params.weight_decay", shown(a.weight_decay));
@@ -54,6 +55,9 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   return all;
 }
 
+constexpr const char* kDefaultConfiguration = "<default of --model>";
+
+// Empty: the default of --model.
 std::string config_file(const TrainArguments& a) {
   if (!a.config_positional.empty() && !a.config.empty())
     throw ConfigError("[zero train] got " + a.config_positional + " and --config " + a.config +
@@ -61,6 +65,7 @@ std::string config_file(const TrainArguments& a) {
   if (!a.config_positional.empty()) return a.config_positional;
   if (!a.config.empty()) return a.config;
   if (const char* file = std::getenv("ZERO_CONFIG"); file && *file) return file;
+  if (!a.model.model.empty()) return "";
   throw ConfigError("[zero train] got no CONFIG.json, expected the path of a configuration. Hint: zero train --help");
 }
 
@@ -98,6 +103,15 @@ models::GptConfig model_of(const config::ModelSettings& m) {
   return model;
 }
 
+void plan_gpt(const TrainArguments& a, TrainPlan& plan) {
+  plan.model = model_of(plan.options.settings().model);
+  add_experts(plan.model, plan.options.settings().model.experts);
+  plan.options = with_heads_whole(plan.options, plan.model);
+  plan.segments = segments_of(plan.options, plan.model);
+  plan.text = a.text.empty() ? plan.options.settings().data.text : a.text;
+  if (plan.text.empty()) plan.text = any_text();
+}
+
 void plan_trace(const Command& c, const TrainArguments& a, TrainPlan& plan) {
   const auto from_env = [](const char* name) {
     const char* text = std::getenv(name);
@@ -123,7 +137,7 @@ void declare_train(Command& c, TrainArguments& a) {
   constexpr std::int64_t kMost = std::int64_t{1} << 53;
   c.positional(a.config_positional, "CONFIG.json",
                "configuration (DeepSpeed's JSON; libzero.model and libzero.data "
-               "choose model and text)",
+               "choose model and text); with --model it may be left out",
                false);
   c.section("Run");
   c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text, else the text of the GPL)");
@@ -142,9 +156,10 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--lr", a.lr, "R", "learning rate", 0, 1e6);
   c.option("--weight-decay", a.weight_decay, "R", "weight decay", 0, 1e6);
   c.choice("--dtype", a.dtype, {"fp32", "fp16", "bf16"}, "dtype of parameters and compute");
+  declare_model(c, a.model);
   c.section("Results");
   c.option("--out", a.out, "DIR", "folder of the run's files (runs/<time>-stage<S>)");
-  c.option("--sample", a.sample, "N", "bytes of text to generate at the end (200)", 0, 1000000);
+  c.option("--sample", a.sample, "N", "bytes (with --model: tokens) of text to generate at the end (200)", 0, 1000000);
   c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save checkpoints here, at the end and when stopped");
   c.option("--save-every", a.save_every, "K", "also save every K steps", 1, kMost);
   c.option("--keep", a.keep, "N", "after a save remove all but the newest N checkpoints", 1, kMost);
@@ -205,8 +220,11 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     throw ConfigError("[--keep-every] got no --keep, expected it: without it all checkpoints stay");
 
   TrainPlan plan;
+  plan.model_plan = plan_model(c, a.model, !a.export_to.empty());
   plan.config = config_file(a);
-  plan.options = Options::from_file(plan.config, settings_of(c, a));
+  plan.options = plan.config.empty()
+                     ? Options::from_json(default_model_configuration(), kDefaultConfiguration, settings_of(c, a))
+                     : Options::from_file(plan.config, settings_of(c, a));
   require_experts(a.experts, plan.options);
   if (a.strict && !plan.options.notices().empty())
     throw ConfigError("[--strict] got " + std::to_string(plan.options.notices().size()) +
@@ -215,14 +233,9 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     throw ConfigError(
         "[managed_gradient_accumulation] got false, expected true: `zero train` does not decide "
         "boundaries itself");
-  plan.model = model_of(plan.options.settings().model);
-  add_experts(plan.model, plan.options.settings().model.experts);
-  plan.options = with_heads_whole(plan.options, plan.model);
+  if (!plan.model_plan) plan_gpt(a, plan);
   const config::Settings& s = plan.options.settings();
-  plan.segments = segments_of(plan.options, plan.model);
   plan.on_gpu = a.device == "cuda";
-  plan.text = a.text.empty() ? s.data.text : a.text;
-  if (plan.text.empty()) plan.text = any_text();
   plan.holdout = s.data.holdout;
   plan.eval_batches = s.data.eval_batches;
   plan.steps = a.steps > 0 ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;
@@ -243,7 +256,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.init.untie = a.untie;
   plan.export_to = a.export_to;
   plan.exported.names = a.export_names;
-  if (a.export_names == "gpt2") plan.exported.heads = plan.model.heads;
+  if (a.export_names == "gpt2" && !plan.model_plan) plan.exported.heads = plan.model.heads;
   plan.out = a.out;
   plan_trace(c, a, plan);
   return plan;

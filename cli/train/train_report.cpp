@@ -27,6 +27,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr std::size_t kCurvePoints = 400;
+constexpr const char* kPerByte = "nats per byte";  // the unit of the built-in GPT's loss
 
 std::string format(const char* pattern, double value) {
   char text[64];
@@ -77,6 +78,14 @@ std::vector<std::pair<std::string, double>> metrics_of(const report::StepRow& ro
   add(monitor_tag::kBackwardAllreduceMs, row.reduce_seconds, 1e3);
   add(monitor_tag::kStepMs, row.update_seconds, 1e3);
   return values;
+}
+
+// "held-out 1.4400 nats/byte  perplexity 4.22"
+std::string heldout_text(const TrainSummary& s) {
+  std::string text =
+      "held-out " + format("%.4f", *s.heldout) + " " + (s.loss_unit == kPerByte ? "nats/byte" : s.loss_unit);
+  for (const auto& [name, value] : s.metrics) text += "  " + name + " " + format("%.4g", value);
+  return text;
 }
 
 // Generated text may contain any byte, including terminal escape codes.
@@ -205,7 +214,8 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
   for (const auto& [step, loss] : thinned(curve_, kCurvePoints)) curve.push_back({step, number(loss)});
   json result{{"schema", "zero.train/1"},
               {"final_loss", number(s.final_loss)},
-              {"heldout_nats_per_byte", s.heldout ? number(*s.heldout) : json(nullptr)},
+              {s.loss_unit == kPerByte ? "heldout_nats_per_byte" : "heldout_loss",
+               s.heldout ? number(*s.heldout) : json(nullptr)},
               {"heldout_samples", s.heldout_samples},
               {"steps", s.steps},
               {"skipped_steps", s.skipped},
@@ -220,6 +230,7 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
                                {"sequence_parallel", s.sent->sequence},
                                {"expert_parallel", s.sent->expert}};
   }
+  for (const auto& [name, value] : s.metrics) result["metrics"][name] = number(value);
   if (!last_load_.layers.empty())
     result["experts"] = {{"steps", {last_load_.first, last_load_.last}},
                          {"load_max", last_load_.max_over_mean()},
@@ -238,7 +249,7 @@ void TrainReport::finish(const TrainSummary& s) {
   write_file("result.json", result_json(s));
   if (!s.sample.empty()) write_file("sample.txt", s.sample_prompt + s.sample + "\n");
   if (json_) {
-    if (s.heldout) note(LogLevel::Info, "held-out " + format("%.4f", *s.heldout) + " nats/byte, files in " + folder_);
+    if (s.heldout) note(LogLevel::Info, heldout_text(s) + ", files in " + folder_);
     if (s.trace)
       for (const auto& line : trace_lines(*s.trace)) note(LogLevel::Info, line);
     return;
@@ -255,7 +266,7 @@ void TrainReport::finish(const TrainSummary& s) {
     plot.columns = out_.columns;
     plot.utf8 = out_.utf8;
     plot.color = out_.color;
-    plot.title = "training loss, nats per byte";
+    plot.title = "training loss, " + s.loss_unit;
     plot.x_name = "step";
     text += "\n" + report::line_plot({losses}, plot);
   }
@@ -268,7 +279,7 @@ void TrainReport::finish(const TrainSummary& s) {
             "\"\n" + printable(s.sample) + "\n";
   text += "\nsteps " + std::to_string(s.steps) + (s.skipped > 0 ? " (" + std::to_string(s.skipped) + " skipped)" : "");
   if (!curve_.empty()) text += "  loss " + format("%.4f", s.final_loss);
-  if (s.heldout) text += "  held-out " + format("%.4f", *s.heldout) + " nats/byte";
+  if (s.heldout) text += "  " + heldout_text(s);
   text += "  " + report::human_duration(s.seconds) + format("  %.0f tok/s", s.tokens_per_s) + "\nfiles in " + folder_ +
           "\n";
   if (s.trace)

@@ -12,6 +12,7 @@
 #include <zero/monitor.h>
 
 #include "cli/support/console.h"
+#include "cli/train/task.h"
 #include "cli/train/train.h"
 #include "report/page/expert_load.h"
 #include "report/text/axis_bytes.h"
@@ -29,8 +30,10 @@ struct TrainSummary {
   double tokens_per_s = 0;  // over these seconds
   report::Degrees mesh;
   std::optional<report::AxisBytes> sent;  // by rank 0 in the last step, if ranks exchange activations
-  std::optional<double> heldout;          // nats per byte
+  std::optional<double> heldout;          // mean loss, in the unit of the training loss
+  TaskMetrics metrics;                    // of the held-out part
   std::int64_t heldout_samples = 0;
+  std::string loss_unit = "nats per byte";
   std::string sample_prompt, sample;
   report::MemoryPhases memory;
   std::uint64_t peak_bytes = 0;  // of the whole run, on rank 0's device

@@ -74,6 +74,20 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
   return all;
 }
 
+// The sums over the ranks, in rank order.
+std::vector<double> sums_of(Communicator& comm, const std::vector<double>& mine) {
+  std::vector<double> all(mine.size(), 0);
+  if (mine.empty()) return all;
+  for (const std::string& theirs :
+       comm.all_gather_bytes({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double)}))
+    for (std::size_t i = 0; i < all.size() && (i + 1) * sizeof(double) <= theirs.size(); ++i) {
+      double value = 0;
+      std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
+      all[i] += value;
+    }
+  return all;
+}
+
 // Whether there is a checkpoint that a load can take. Rank 0 checks for all ranks, because new folders may become
 // visible late on other hosts. A first save that was killed leaves a hidden folder.
 bool any_checkpoint(Communicator& comm, const std::string& dir, bool weights_only) {
@@ -115,28 +129,16 @@ bool goes_on_after_restart(Communicator& comm, const std::string& dir) {
 
 }  // namespace
 
-TrainRun::TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine,
-                   TrainReport& report)
+TrainRun::TrainRun(const TrainPlan& plan, TrainTask& task, Engine& engine, c10::Device device, TrainReport& report)
     : plan_(plan),
-      corpus_(corpus),
-      model_(std::move(model)),
-      device_(model_->parameters().front().device()),
+      task_(task),
+      device_(device),
       engine_(engine),
       report_(report),
       comm_(engine.communicator()),
       mesh_(engine.mesh()),
-      share_(model_, mesh_, plan.options),
-      experts_(model_),
-      reader_(corpus, mesh_.rank("dp"), mesh_.size("dp")),
-      recorder_(plan, engine, device_, report.folder(), elements_of(*model_)) {}
-
-at::Tensor TrainRun::batch(const std::vector<const std::uint8_t*>& samples) const {
-  const std::int64_t length = corpus_.sequence() + 1;
-  at::Tensor tokens = torch::empty({static_cast<std::int64_t>(samples.size()), length}, torch::kLong);
-  std::int64_t* out = tokens.mutable_data_ptr<std::int64_t>();
-  for (const std::uint8_t* sample : samples) out = std::copy(sample, sample + length, out);
-  return tokens.to(device_);
-}
+      facts_(task.facts()),
+      recorder_(plan, facts_, engine, device_, report.folder()) {}
 
 double TrainRun::now() const {
   if (!device_.is_cpu()) at::accelerator::synchronizeDevice(device_.index());
@@ -151,7 +153,11 @@ std::uint64_t TrainRun::peak_bytes() const {
 
 // Of a run that is not resumed.
 void TrainRun::take_initial_weights() {
-  if (plan_.init_from.empty()) return;
+  if (!plan_.init_from.empty()) import_weights();
+  for (const auto& line : task_.take_initial_weights()) report_.note(LogLevel::Info, line);
+}
+
+void TrainRun::import_weights() {
   const auto report = engine_.import_weights(plan_.init_from, plan_.init);
   std::string missing;
   for (const auto& name : report.missing) missing += (missing.empty() ? "; not in it: " : ", ") + name;
@@ -191,7 +197,7 @@ void TrainRun::resume() {
                           " without a position in the text, expected one that `zero train` wrote",
                       ExitCode::kCheckpoint);
   try {
-    reader_.restore(saved["reader"].dump());
+    task_.restore(saved["reader"].dump());
   } catch (const std::runtime_error& error) {
     throw ConfigError(std::string("[--resume] ") + error.what());
   }
@@ -200,13 +206,13 @@ void TrainRun::resume() {
   // A run that was ended between a save and the removal of older checkpoints left one too many, each time.
   if (prunes() && comm_.rank() == 0) remove_old();
   if (from_memory)
-    return report_.note(LogLevel::Info, "resumed from the " + tag + ", sample " + std::to_string(reader_.position()));
+    return report_.note(LogLevel::Info, "resumed from the " + tag + ", sample " + std::to_string(task_.position()));
   saved_step_ = engine_.global_step();
   report_.note(LogLevel::Info, "resumed from " + plan_.checkpoint_dir + "/" + tag + " at step " +
-                                   std::to_string(saved_step_) + ", sample " + std::to_string(reader_.position()));
+                                   std::to_string(saved_step_) + ", sample " + std::to_string(task_.position()));
 }
 
-TrainRun::Losses TrainRun::step(StepResult& result, report::StepRow& row) {
+void TrainRun::step(StepResult& result, report::StepRow& row) {
   const config::Settings& settings = plan_.options.settings();
   const std::int64_t accumulation = engine_.accumulation_steps(), micro = engine_.micro_batch_size();
   const bool recorded = engine_.global_step() == recorder_.step(), measured = engine_.global_step() == measured_step_;
@@ -233,41 +239,30 @@ TrainRun::Losses TrainRun::step(StepResult& result, report::StepRow& row) {
   const auto end_part = [&](std::optional<double>& part) {
     if (settings.wall_clock_breakdown) part = part.value_or(0) + now() - at;
   };
-  Losses sum;
   for (std::int64_t i = 0; i < accumulation; ++i) {
     const bool last = i + 1 == accumulation;
-    // Depends only on the data position, so that a resumed run draws the same numbers.
-    if (plan_.model.dropout > 0 || experts_.any())
-      torch::manual_seed(plan_.options.settings().seed * 1000003 +
-                         static_cast<std::uint64_t>(reader_.position()) * 1009 +
-                         static_cast<std::uint64_t>(mesh_.rank("dp_sp")));
-    const at::Tensor data = batch(reader_.next(micro));
+    task_.next(micro);
     if (last) note(report::Phase::BeforeForward);
     begin_part();
-    at::Tensor loss = share_.loss_of(data);
-    experts_.note();
+    task_.forward();
     end_part(row.forward_seconds);
     if (last) note(report::Phase::AfterForward);
     reduce_before = engine_.times().reduce_wait_s;
     begin_part();
-    share_.backward(engine_, loss, micro);
+    task_.backward();
     end_part(row.backward_seconds);
     if (settings.wall_clock_breakdown)
       row.reduce_seconds = row.reduce_seconds.value_or(0) + engine_.times().reduce_wait_s - reduce_before;
-    sum.loss += loss.item<double>();
-    if (experts_.any()) sum.aux += share_.last_aux_loss().item<double>();
-    loss.reset();
     if (last) note(report::Phase::AfterBackward);
     begin_part();
     result = engine_.step();
     end_part(row.update_seconds);
     if (last) note(report::Phase::AfterStep);
   }
-  return {sum.loss / static_cast<double>(accumulation), sum.aux / static_cast<double>(accumulation)};
 }
 
 void TrainRun::note_position() {
-  nlohmann::json state{{"reader", nlohmann::json::parse(reader_.state())}};
+  nlohmann::json state{{"reader", nlohmann::json::parse(task_.reader_state())}};
   if (plan_.load.weights_only && !launched_run().empty()) state[kRunKey] = launched_run();
   engine_.set_user_state(state.dump());
 }
@@ -357,56 +352,33 @@ void TrainRun::end_trace() {
 
 void TrainRun::evaluate() {
   engine_.flush();
-  const std::int64_t held = corpus_.heldout_samples(), micro = engine_.micro_batch_size(), ranks = mesh_.size("dp"),
-                     own = mesh_.rank("dp");
-  if (held == 0) return;
-  const std::int64_t wanted = plan_.eval_batches > 0 ? std::min(held, plan_.eval_batches * micro * ranks) : held;
-  const torch::NoGradGuard no_grad;
-  model_->eval();
-  Message mine{0, 0, 0, 0, 0};
-  // All ranks make the same number of forwards, because at stage 3 these are collectives; a rank without samples left
-  // repeats one that does not count.
-  for (std::int64_t first = own * micro; first - own * micro < wanted; first += micro * ranks) {
-    std::vector<const std::uint8_t*> samples;
-    for (std::int64_t i = first; i < std::min(first + micro, wanted); ++i)
-      samples.push_back(corpus_.heldout(i * held / wanted));
-    const auto count = static_cast<std::int64_t>(samples.size());
-    if (count == 0) samples.push_back(corpus_.heldout(0));
-    mine.loss += share_.loss_of(batch(samples)).item<double>() * static_cast<double>(share_.tokens_in(count));
-    mine.weight += share_.tokens_in(count);
-    if (mesh_.rank("sp") == 0 && mesh_.rank("tp") == 0) mine.samples += count;
-  }
-  model_->train();
+  if (task_.heldout_samples() == 0) return;
+  TaskScores mine = task_.evaluate();
   if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
   std::vector<std::int64_t> no_counts;
-  const Message all = agree(comm_, mine, no_counts);
+  const Message all = agree(comm_, {mine.loss, 0, mine.weight, mine.samples, 0}, no_counts);
   summary_.heldout = all.loss;
   summary_.heldout_samples = all.samples;
+  summary_.metrics =
+      task_.metrics({all.loss * static_cast<double>(all.weight), all.weight, all.samples, sums_of(comm_, mine.sums)});
+  recorder_.take_metrics(summary_.metrics);
 }
 
 void TrainRun::write_sample() {
-  if (plan_.sample == 0) return;
-  if (plan_.options.settings().mesh.plan.vocab_parallel_lm_head && mesh_.size("tp") > 1)
-    return report_.note(LogLevel::Info, "no sample: with vocab_parallel_lm_head no rank has whole logits");
-  share_.divide_sequences(false);  // every rank generates the whole text
-  const std::uint8_t* text = corpus_.heldout_samples() > 0 ? corpus_.heldout(0) : corpus_.training(0);
-  const std::int64_t length = std::min<std::int64_t>(corpus_.sequence(), 40);
-  const at::Tensor prompt = batch({text}).narrow(1, 0, length);
-  // The same on every rank: equal weights and an equal generator choose the same bytes.
-  const at::Tensor said = model_->generate(prompt, plan_.sample, {.temperature = 0.8, .top_k = 40, .seed = 1}).cpu();
-  // At stage 3 a rank reads its peers' shards until its last byte, so no rank may leave before. (On one host an unshard
-  // does not wait, and the shards of a rank that leaves early would disappear.)
+  const TaskSample sample = task_.sample();
+  if (!sample.remark.empty()) report_.note(LogLevel::Info, "no sample: " + sample.remark);
+  if (sample.prompt.empty() && sample.text.empty()) return;
+  // At stage 3 a rank reads its peers' shards until its last token, so no rank may leave before. (On one host an
+  // unshard does not wait, and the shards of a rank that leaves early would disappear.)
   comm_.barrier();
-  summary_.sample_prompt.assign(text, text + length);
-  const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
-  for (std::int64_t i = length; i < said.numel(); ++i)
-    summary_.sample += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
+  summary_.sample_prompt = sample.prompt;
+  summary_.sample = sample.text;
 }
 
 void TrainRun::export_weights() {
   if (plan_.export_to.empty() || summary_.stopped_by != 0) return;
   const auto begin = now();
-  const auto report = engine_.export_weights(plan_.export_to, plan_.exported);
+  const auto report = task_.export_weights(plan_.export_to, plan_.exported);
   char text[64];
   std::snprintf(text, sizeof text, "%lld bytes in %.2f s", static_cast<long long>(report.bytes), now() - begin);
   for (const auto& remark : report.remarks) report_.note(LogLevel::Info, "--export: " + remark);
@@ -423,10 +395,10 @@ int TrainRun::run() {
   // Measuring frees idle buffers, which belong to the recorded step's peak.
   if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
   const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * mesh_.size("dp");
-  const double tokens_per_step = static_cast<double>(samples_per_step * corpus_.sequence());
+  const double tokens_per_step = static_cast<double>(samples_per_step * facts_.tokens_per_sample);
+  summary_.loss_unit = facts_.loss_unit;
   summary_.mesh = degrees_of(mesh_, plan_.options.settings().model.experts.degree());
   std::vector<double> losses;
-  model_->train();
   while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
     const double begin = base::steady_seconds();
     const CommStats before = comm_.stats();
@@ -434,9 +406,10 @@ int TrainRun::run() {
     if (recorded) recorder_.begin_step();
     report::StepRow row;
     StepResult result;
-    const Losses own = step(result, row);
-    auto counts = experts_.take();
-    const Message all = agree(comm_, {own.loss, own.aux, share_.tokens_in(1), 0, StopSignals::requested()}, counts);
+    step(result, row);
+    const TaskLosses own = task_.take_losses();
+    auto counts = task_.take_expert_counts();
+    const Message all = agree(comm_, {own.loss, own.aux, own.weight, 0, StopSignals::requested()}, counts);
     summary_.stopped_by = all.stop_signal;
     const double seconds = base::steady_seconds() - begin;
     summary_.seconds += seconds;
@@ -458,8 +431,8 @@ int TrainRun::run() {
     row.bytes_sent = after.bytes_sent() - before.bytes_sent();
     if (summary_.mesh.exchange_activations())
       summary_.sent = row.sent_by_axis = sent_between(before, after, summary_.mesh);
-    if (experts_.any()) {
-      const auto load = experts_.load_of(counts, result.global_step);
+    if (!counts.empty()) {
+      const auto load = task_.expert_load(counts, result.global_step);
       row.aux_loss = all.aux;
       row.load_max = load.max_over_mean();
       row.dropped = load.dropped();
@@ -484,12 +457,12 @@ int TrainRun::run() {
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
   save_last();
-  export_weights();
   end_trace();
   if (summary_.stopped_by == 0) {
     evaluate();
     write_sample();
   }
+  export_weights();  // which may merge adapters
   report_.finish(summary_);
   if (summary_.stopped_by == 0) return 0;
   const bool saved = !plan_.checkpoint_dir.empty();

@@ -5,19 +5,17 @@
 
 #include <zero/zero.h>
 
-#include "cli/support/gpt_experts.h"
-#include "cli/support/gpt_mesh.h"
 #include "cli/train/run_recorder.h"
+#include "cli/train/task.h"
 #include "cli/train/train.h"
 #include "cli/train/train_report.h"
-#include "data/corpus.h"
-#include "models/gpt.h"
 
 namespace zero::cli {
 
 class TrainRun {
  public:
-  TrainRun(const TrainPlan& plan, const data::Corpus& corpus, models::Gpt model, Engine& engine, TrainReport& report);
+  // device: of the model.
+  TrainRun(const TrainPlan& plan, TrainTask& task, Engine& engine, c10::Device device, TrainReport& report);
 
   // Loads the checkpoint of --resume, trains, evaluates, samples, saves. Returns the exit code.
   int run();
@@ -25,18 +23,13 @@ class TrainRun {
  private:
   void resume();
   void take_initial_weights();
-  // This rank's means over its micro-batches.
-  struct Losses {
-    double loss = 0, aux = 0;  // aux: sum of the experts' auxiliary losses
-  };
+  void import_weights();
   // One optimizer step.
-  Losses step(StepResult& result, report::StepRow& row);
+  void step(StepResult& result, report::StepRow& row);
   // Seconds, after the device has finished its work.
   double now() const;
-  // int64 [samples, sequence + 1], on the model's device.
-  at::Tensor batch(const std::vector<const std::uint8_t*>& samples) const;
   std::uint64_t peak_bytes() const;
-  void note_position();  // in the text that checkpoints store
+  void note_position();  // in the data, in the text that checkpoints store
   void keep_snapshot();
   void save();
   void save_weights();
@@ -52,16 +45,13 @@ class TrainRun {
   void export_weights();
 
   const TrainPlan& plan_;
-  const data::Corpus& corpus_;
-  models::Gpt model_;
+  TrainTask& task_;
   c10::Device device_;
   Engine& engine_;
   TrainReport& report_;
   Communicator& comm_;
   const Mesh& mesh_;
-  GptShare share_;
-  ExpertCounter experts_;
-  data::Reader reader_;
+  const TaskFacts facts_;
   TrainSummary summary_;
   std::int64_t saved_step_ = -1;
   std::string saving_;  // tag of the checkpoint that is being written; empty: none

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zero {
@@ -21,6 +22,12 @@ struct ExportOptions {
   // T5's tensors), and "KEY=VALUE" of fields that tensors do not tell, VALUE in JSON or a text.
   std::int64_t heads = 0;
   std::vector<std::string> config = {};
+  // Parameters and buffers, by pattern of their names in the model (* matches any text, {i} a number); empty: all.
+  std::vector<std::string> only = {};
+  std::string stem = "model";  // of the names of files of "hf": "adapter_model" gives adapter_model.safetensors
+  // Names and contents of further files of "hf", such as a tokenizer's; those of rank 0. A config.json among them is in
+  // place of the one that a map gives.
+  std::vector<std::pair<std::string, std::string>> beside = {};
 };
 
 struct ImportOptions {
@@ -33,6 +40,9 @@ struct ImportOptions {
   bool optimizer = false;  // also the optimizer's states
   // Of tied tensors that are stored more than once, the names (in the model) of those to take, if values differ.
   std::vector<std::string> untie = {};
+  // Parameters and buffers of the model, by pattern, that are wanted; all others keep their values, and the files must
+  // not have them. Empty: all are wanted.
+  std::vector<std::string> only = {};
 };
 
 // Names of the model's tensors, except `unexpected`.

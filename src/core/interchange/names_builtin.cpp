@@ -1,4 +1,5 @@
-// The built-in name maps. "Theirs" are the names that transformers 5 writes.
+// The built-in name maps. "Theirs" are the names that transformers 5 writes, and PEFT for low-rank adapters
+// (models/lora.h), whose factors are nn.Linear beside a Conv1D as well.
 #include <iterator>
 #include <utility>
 
@@ -26,6 +27,14 @@ constexpr const char* kGpt2 = R"({
     {"ours": "blocks.{i}.up.bias", "theirs": "transformer.h.{i}.mlp.c_fc.bias"},
     {"ours": "blocks.{i}.down.weight", "theirs": "transformer.h.{i}.mlp.c_proj.weight", "op": "transpose"},
     {"ours": "blocks.{i}.down.bias", "theirs": "transformer.h.{i}.mlp.c_proj.bias"},
+    {"ours": "blocks.{i}.qkv.lora_A.weight", "theirs": "transformer.h.{i}.attn.c_attn.lora_A.weight"},
+    {"ours": "blocks.{i}.qkv.lora_B.weight", "theirs": "transformer.h.{i}.attn.c_attn.lora_B.weight"},
+    {"ours": "blocks.{i}.projection.lora_A.weight", "theirs": "transformer.h.{i}.attn.c_proj.lora_A.weight"},
+    {"ours": "blocks.{i}.projection.lora_B.weight", "theirs": "transformer.h.{i}.attn.c_proj.lora_B.weight"},
+    {"ours": "blocks.{i}.up.lora_A.weight", "theirs": "transformer.h.{i}.mlp.c_fc.lora_A.weight"},
+    {"ours": "blocks.{i}.up.lora_B.weight", "theirs": "transformer.h.{i}.mlp.c_fc.lora_B.weight"},
+    {"ours": "blocks.{i}.down.lora_A.weight", "theirs": "transformer.h.{i}.mlp.c_proj.lora_A.weight"},
+    {"ours": "blocks.{i}.down.lora_B.weight", "theirs": "transformer.h.{i}.mlp.c_proj.lora_B.weight"},
     {"ours": "norm.weight", "theirs": "transformer.ln_f.weight"},
     {"ours": "norm.bias", "theirs": "transformer.ln_f.bias"},
     {"ours": "output.weight", "theirs": "lm_head.weight"}

@@ -18,11 +18,11 @@ namespace {
 
 constexpr std::size_t kHeaderAlignment = 4096;
 
-std::string file_name(std::size_t index, std::size_t count) {
-  if (count == 1) return "model.safetensors";
+std::string file_name(const std::string& stem, std::size_t index, std::size_t count) {
+  if (count == 1) return stem + ".safetensors";
   char text[64];
-  std::snprintf(text, sizeof text, "model-%05zu-of-%05zu.safetensors", index + 1, count);
-  return text;
+  std::snprintf(text, sizeof text, "-%05zu-of-%05zu.safetensors", index + 1, count);
+  return stem + text;
 }
 
 }  // namespace
@@ -36,7 +36,8 @@ std::uint64_t OutTensor::bytes() const {
 OutFile text_file(const std::string& name, const std::string& text) { return {name, text.size(), {{0, text}}}; }
 
 WeightsLayout safetensors_layout(const std::vector<OutTensor>& tensors,
-                                 const std::map<std::string, std::string>& aliases, std::int64_t shard_bytes) {
+                                 const std::map<std::string, std::string>& aliases, std::int64_t shard_bytes,
+                                 const std::string& stem) {
   if (shard_bytes < 1) throw ConfigError(base::join("[export] got ", shard_bytes, " bytes a file, expected 1 or more"));
   if (tensors.empty()) throw ConfigError("[export] got no tensors, expected one or more");
   std::vector<std::size_t> order(tensors.size());
@@ -65,7 +66,7 @@ WeightsLayout safetensors_layout(const std::vector<OutTensor>& tensors,
   layout.places.resize(tensors.size());
   nlohmann::json map = nlohmann::json::object();
   for (std::size_t s = 0; s < shards.size(); ++s) {
-    const auto name = file_name(s, shards.size());
+    const auto name = file_name(stem, s, shards.size());
     // By falling width, so that all tensors are aligned.
     std::stable_sort(shards[s].begin(), shards[s].end(), [&](std::size_t a, std::size_t b) {
       return width_of(tensors[a].dtype) > width_of(tensors[b].dtype);
@@ -87,7 +88,7 @@ WeightsLayout safetensors_layout(const std::vector<OutTensor>& tensors,
   }
   if (shards.size() > 1)
     layout.files.push_back(text_file(
-        "model.safetensors.index.json",
+        stem + ".safetensors.index.json",
         nlohmann::json{{"metadata", {{"total_size", total}, {"total_parameters", elements}}}, {"weight_map", map}}.dump(
             2) +
             "\n"));

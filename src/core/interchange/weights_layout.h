@@ -35,8 +35,10 @@ struct WeightsLayout {
 
 // "model.safetensors", or "model-00001-of-0000N.safetensors" of at most shard_bytes of tensors each and their index;
 // tensors in order of their names, none divided: one above shard_bytes has a file of its own. Metadata: "format": "pt",
-// and `aliases`, name -> name of the tensor that holds the data. ConfigError for a name that the format cannot hold.
+// and `aliases`, name -> name of the tensor that holds the data. `stem` is in place of "model". ConfigError for a name
+// that the format cannot hold.
 WeightsLayout safetensors_layout(const std::vector<OutTensor>& tensors,
-                                 const std::map<std::string, std::string>& aliases, std::int64_t shard_bytes);
+                                 const std::map<std::string, std::string>& aliases, std::int64_t shard_bytes,
+                                 const std::string& stem = "model");
 
 }  // namespace zero::interchange

@@ -6,6 +6,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "formats/manifest.h"
 #include "interchange/element_types.h"
 #include "interchange/model_config.h"
 
@@ -14,7 +15,23 @@ namespace {
 
 constexpr std::size_t kMostOverflows = 20;
 
-bool is_weight(const SourceTensor& tensor) { return !tensor.kind.starts_with("opt."); }
+bool is_exported(const SourceTensor& tensor, const std::vector<std::string>& only) {
+  return !tensor.kind.starts_with("opt.") &&
+         (only.empty() || std::any_of(only.begin(), only.end(),
+                                      [&](const auto& pattern) { return name_matches(pattern, tensor.name); }));
+}
+
+// Files that the caller gives go beside those of the layout.
+void put_beside(const std::vector<std::pair<std::string, std::string>>& files, WeightsLayout& layout) {
+  for (const auto& [name, text] : files) {
+    const bool taken = std::any_of(layout.files.begin(), layout.files.end(),
+                                   [&name = name](const OutFile& file) { return file.name == name; });
+    if (!formats::valid_file_name(name) || taken)
+      throw ConfigError("[export] beside: got the file name \"" + name +
+                        "\", expected a plain name that no other file of the export has");
+    layout.files.push_back(text_file(name, text));
+  }
+}
 
 }  // namespace
 
@@ -33,7 +50,7 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
   std::vector<SourceTensor> weights;
   std::vector<std::size_t> places;  // in `tensors`
   for (std::size_t t = 0; t < tensors.size(); ++t)
-    if (is_weight(tensors[t])) {
+    if (is_exported(tensors[t], options.only)) {
       weights.push_back(tensors[t]);
       places.push_back(t);
     }
@@ -64,6 +81,8 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
       stored_once[options.prefix + alias] = options.prefix + owner;
     }
   }
+  if (options.format == "pt" && !options.beside.empty())
+    throw ConfigError("[export] beside: got files for the form pt, which is one file, expected the form hf");
   if (options.format == "pt") {
     std::vector<std::uint64_t> bytes;
     for (const auto& tensor : plan.tensors) bytes.push_back(tensor.bytes());
@@ -73,8 +92,11 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
     for (std::size_t t = 0; t < plan.tensors.size(); ++t) plan.layout.places.push_back({0, plan.torch[0].offset(t)});
     return plan;
   }
-  plan.layout = safetensors_layout(plan.tensors, stored_once, options.shard_bytes);
-  if (map == nullptr) return plan;
+  plan.layout = safetensors_layout(plan.tensors, stored_once, options.shard_bytes, options.stem);
+  put_beside(options.beside, plan.layout);
+  const bool given = std::any_of(options.beside.begin(), options.beside.end(),
+                                 [](const auto& file) { return file.first == "config.json"; });
+  if (map == nullptr || given || !options.only.empty()) return plan;
   auto config = model_config(map->name(), written, plan.mapping.aliases, options);
   if (!config.text.empty()) plan.layout.files.push_back(text_file("config.json", config.text));
   if (!config.remark.empty()) plan.remarks.push_back(std::move(config.remark));

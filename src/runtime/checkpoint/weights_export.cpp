@@ -333,6 +333,9 @@ std::string options_text(const std::string& path, const ExportOptions& options) 
       base::join(path, "\n", options.format, "\n", options.dtype, "\n", options.names, "\n", options.prefix, "\n",
                  options.shard_bytes, "\n", options.duplicate_tied, options.allow_overflow, "\n", options.heads);
   for (const auto& field : options.config) text += "\n" + field;
+  text += "\n" + options.stem;
+  for (const auto& pattern : options.only) text += "\nonly " + pattern;
+  for (const auto& [name, contents] : options.beside) text += base::join("\n", name, " ", contents.size());
   return text;
 }
 

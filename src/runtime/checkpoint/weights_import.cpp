@@ -54,7 +54,8 @@ class Importer {
     ties_ = mapping.ties;
     view_ = named_source(*source_, std::move(mapping));
     for (auto& tensor : tensors_of(state))
-      if (options.optimizer || !tensor.kind.starts_with("opt.")) tensors_.push_back(std::move(tensor));
+      if ((options.optimizer || !tensor.kind.starts_with("opt.")) && is_wanted(tensor.name))
+        tensors_.push_back(std::move(tensor));
   }
 
   // Chooses what every tensor is read from. All faults in one error.
@@ -267,10 +268,12 @@ class Importer {
     for (const auto* const one : all) names.push_back(one->name);
   }
 
-  bool is_partial(const std::string& name) const {
-    return std::any_of(options_.partial.begin(), options_.partial.end(),
+  static bool fits_one(const std::vector<std::string>& patterns, const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
                        [&](const std::string& pattern) { return name_matches(pattern, name); });
   }
+  bool is_partial(const std::string& name) const { return fits_one(options_.partial, name); }
+  bool is_wanted(const std::string& name) const { return options_.only.empty() || fits_one(options_.only, name); }
 
   void check(const formats::Tensor& tensor, const SourceTensor& source, const std::string& label) {
     if (source.shape != tensor.shape)
@@ -326,6 +329,7 @@ std::string options_text(const std::string& path, const ImportOptions& options) 
       base::join(path, "\n", options.names, "\n", options.key, "\n", options.prefix, "\n", options.optimizer);
   for (const auto& pattern : options.partial) text += "\npartial " + pattern;
   for (const auto& name : options.untie) text += "\nuntie " + name;
+  for (const auto& pattern : options.only) text += "\nonly " + pattern;
   return text;
 }
 

@@ -104,6 +104,22 @@ TEST(RunRecord, ReadsWhatItWrote) {
   EXPECT_TRUE(nlohmann::json::accept(run_json(written)));
 }
 
+TEST(RunRecord, OfATaskWithMetrics) {
+  const Folder folder;
+  RunRecord written = sample();
+  written.metrics = {{"exact_match", 71.5}, {"f1", 83.25}};
+  folder.write("run.json", run_json(written));
+  folder.write("log.jsonl", log_of(2));
+  folder.write("result.json", "{\"heldout_loss\": 0.75}");
+  const RunRecord read = read_run(folder.path());
+  EXPECT_EQ(read.metrics, written.metrics);
+  EXPECT_DOUBLE_EQ(*read.heldout, 0.75);
+  const std::string page = html_page({read});
+  EXPECT_NE(page.find(">f1<"), std::string::npos);
+  EXPECT_NE(page.find("83.2500"), std::string::npos);
+  EXPECT_EQ(html_page({sample()}).find(">f1<"), std::string::npos);
+}
+
 TEST(RunRecord, OfAMesh) {
   const Folder folder;
   const RunRecord written = on_mesh();

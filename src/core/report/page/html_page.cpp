@@ -65,6 +65,29 @@ std::string summary_table(const Runs& runs) {
   return table.done();
 }
 
+// What the runs reached on their held-out parts; "" if they say nothing but the loss.
+std::string metrics_table(const Runs& runs) {
+  std::vector<std::string> names;
+  for (const RunRecord& run : runs)
+    for (const auto& [name, value] : run.metrics)
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  if (names.empty()) return "";
+  std::vector<std::string> columns{"run"};
+  columns.insert(columns.end(), names.begin(), names.end());
+  HtmlTable table("metrics", "The held-out part at the end of the runs", columns);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    std::vector<Cell> cells;
+    for (const std::string& name : names) {
+      std::optional<double> found;
+      for (const auto& [own, value] : runs[i].metrics)
+        if (own == name) found = value;
+      cells.push_back(fixed("%.4f", found));
+    }
+    table.row(runs[i].label, cells, color_of_run(i));
+  }
+  return table.done();
+}
+
 // Whether the loss scale changed; only then it is drawn.
 bool scale_moves(const Runs& runs) {
   for (const RunRecord& run : runs)
@@ -437,7 +460,7 @@ std::string html_page(const Runs& records) {
   out +=
       "<noscript><p>The charts need a script that is part of this file; the tables show the same numbers without "
       "it.</p></noscript>\n";
-  out += "<section>" + summary_table(runs) + "</section>\n";
+  out += "<section>" + summary_table(runs) + metrics_table(runs) + "</section>\n";
   std::string thinned;
   for (const RunRecord& run : runs)
     if (run.log.size() > kMostPoints) thinned = " Long runs are drawn as means of neighbouring steps.";

@@ -118,6 +118,9 @@ void read_record(const Json& j, RunRecord& r) {
   j.at("samples_per_step").get_to(r.samples_per_step);
   j.at("tokens_per_step").get_to(r.tokens_per_step);
   r.model = pairs_of(j.at("model"));
+  if (j.contains("metrics"))
+    for (const auto& [name, value] : j["metrics"].items())
+      if (value.is_number()) r.metrics.emplace_back(name, value.get<double>());
   r.environment = pairs_of(j.at("environment"));
   for (const Json& row : j.at("configuration"))
     r.configuration.push_back({row.at("key").get<std::string>(), row.at("value").dump(),
@@ -230,6 +233,7 @@ std::string run_json(const RunRecord& r) {
   j["model"] = pairs_json(r.model);
   j["environment"] = pairs_json(r.environment);
   j["configuration"] = configuration;
+  for (const auto& [name, value] : r.metrics) j["metrics"][name] = value;
   if (r.recorded_step > 0) {
     Json samples = Json::array(), timeline = Json::array(), traffic = Json::array();
     for (const MemorySample& sample : r.samples)
@@ -290,7 +294,8 @@ RunRecord read_run(const fs::path& folder) {
   };
   read("run.json", [&](const Json& j) { read_record(j, record); });
   read("result.json", [&](const Json& j) {
-    if (j.contains("heldout_nats_per_byte")) record.heldout = number(j, "heldout_nats_per_byte");
+    for (const char* const key : {"heldout_nats_per_byte", "heldout_loss"})
+      if (j.contains(key)) record.heldout = number(j, key);
   });
   record.loads = read_loads(folder / "experts.jsonl");
   return record;

@@ -79,6 +79,7 @@ struct RunRecord {
   std::int64_t steps = 0, parameters = 0, samples_per_step = 0, tokens_per_step = 0;
   std::vector<std::pair<std::string, std::string>> model, environment;  // name, value; in their order
   std::vector<ConfigRow> configuration;
+  std::vector<std::pair<std::string, double>> metrics;  // of the held-out part at the end: "perplexity", "f1"
 
   std::int64_t recorded_step = 0;  // 0: none
   std::vector<PhaseMemory> phases;
@@ -92,7 +93,7 @@ struct RunRecord {
 
   std::vector<StepPoint> log;
   std::vector<ExpertLoad> loads;  // of experts.jsonl; empty: no experts
-  std::optional<double> heldout;  // nats per byte, of result.json
+  std::optional<double> heldout;  // mean loss, of result.json
 };
 
 // The text of run.json: all fields except `log`, `loads` and those marked as not in the file.

@@ -1,0 +1,178 @@
+// See model_plan.h.
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <map>
+
+#include <zero/errors.h>
+
+#include "cli/train/model_plan.h"
+
+namespace zero::cli {
+namespace {
+
+// "a=1,b=2", and words alone as keys without values. Throws for a key twice.
+std::vector<std::pair<std::string, std::string>> pairs_in(const std::string& flag, const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const auto word = text.substr(begin, end - begin);
+    begin = end + 1;
+    const auto equals = word.find('=');
+    const auto key = word.substr(0, equals);
+    if (key.empty()) throw ConfigError("[" + flag + "] got \"" + text + "\", expected KEY=VALUE,KEY=VALUE");
+    for (const auto& [known, value] : pairs)
+      if (known == key) throw ConfigError("[" + flag + "] got " + key + " twice in \"" + text + "\", expected it once");
+    pairs.emplace_back(key, equals == word.npos ? "" : word.substr(equals + 1));
+  }
+  return pairs;
+}
+
+double number_in(const std::string& flag, const std::string& key, const std::string& value, double least, double most,
+                 bool whole) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size() || !(number >= least && number <= most) ||
+      (whole && number != std::floor(number))) {
+    char text[96];
+    std::snprintf(text, sizeof text, "expected %s from %g to %g", whole ? "a whole number" : "a number", least, most);
+    throw ConfigError("[" + flag + "] got " + key + " \"" + value + "\", " + text);
+  }
+  return number;
+}
+
+[[noreturn]] void refuse_key(const std::string& flag, const std::string& key, const std::string& known) {
+  throw ConfigError("[" + flag + "] got \"" + key + "\", expected " + known);
+}
+
+}  // namespace
+
+void declare_model(Command& c, ModelArguments& a) {
+  c.section("A model and a task, in place of the built-in GPT on bytes");
+  c.option(
+      "--model", a.model, "NAME|DIR",
+      "a folder with config.json, weights and tokenizer of Hugging Face, or the name of a shape with random weights");
+  c.choice("--task", a.task, {"lm", "mlm", "seq2seq", "classify", "qa"}, "what the model learns");
+  c.repeated("--data", a.data, "FILE", "records: .jsonl, .csv, SQuAD's .json, or plain text");
+  c.repeated("--eval-data", a.eval_data, "FILE",
+             "records to evaluate on (without it the last of --data: libzero.data.holdout)");
+  c.choice("--data-format", a.format, {"auto", "jsonl", "csv", "squad", "lines", "document"},
+           "of --data and --eval-data (auto: by their names)");
+  c.option("--tokenizer", a.tokenizer, "DIR", "folder of the tokenizer's files (that of --model, else bytes)");
+  c.option("--seq-length", a.seq_length, "N", "longest sample in tokens (libzero.model.seq_length, else the model's)",
+           8, std::int64_t{1} << 24);
+  c.option("--generate", a.generate, "HOW",
+           "how the sample is generated: greedy, top_k=K, top_p=P, also with temperature=T (greedy)");
+  c.option("--lora", a.lora, "SPEC",
+           "train low-rank adapters alone: rank=8,alpha=16,targets=q_proj+v_proj,dropout=0.05");
+  c.option("--lora-from", a.lora_from, "DIR", "begin with adapters in PEFT's files");
+  c.flag("--merge-lora", a.merge_lora, "with --export: whole weights with the adapters in them");
+}
+
+std::vector<Setting> model_settings(const Command& c, const ModelArguments& a) {
+  if (!c.given("--seq-length")) return {};
+  return {{"libzero.model.seq_length", std::to_string(a.seq_length), "CLI --seq-length", false}};
+}
+
+std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, bool exports) {
+  if (a.model.empty()) {
+    for (const char* flag : {"--task", "--data", "--eval-data", "--data-format", "--tokenizer", "--generate", "--lora",
+                             "--lora-from", "--merge-lora"})
+      if (c.given(flag))
+        throw ConfigError(std::string("[") + flag +
+                          "] got no --model, expected a folder or a name. Hint: without --model the built-in GPT "
+                          "learns the bytes of --text.");
+    return std::nullopt;
+  }
+  if (c.given("--text"))
+    throw ConfigError("[--text] got --model, too, expected one of them. Hint: --data FILE, with --task lm.");
+  if (a.task.empty())
+    throw ConfigError("[--model] got no --task, expected what the model learns: lm, mlm, seq2seq, classify or qa");
+  if (a.data.empty()) throw ConfigError("[--model] got no --data, expected a file of records or text");
+  if (a.merge_lora && a.lora.empty() && a.lora_from.empty())
+    throw ConfigError("[--merge-lora] got neither --lora nor --lora-from, expected adapters to merge");
+  if (a.merge_lora && !exports)
+    throw ConfigError("[--merge-lora] got no --export, expected where the merged weights go");
+  ModelPlan plan;
+  plan.model = a.model;
+  plan.task = a.task;
+  plan.tokenizer = a.tokenizer;
+  if (!a.format.empty()) plan.format = a.format;
+  plan.data = a.data;
+  plan.eval_data = a.eval_data;
+  plan.seq_length = a.seq_length;
+  if (!a.generate.empty()) plan.generate = parse_generate(a.generate);
+  if (!a.lora.empty() && !a.lora_from.empty())
+    throw ConfigError("[--lora-from] got --lora, too, expected one of them. Hint: the files say rank and targets.");
+  if (!a.lora.empty()) plan.lora = parse_lora(a.lora);
+  if (!a.lora_from.empty()) {
+    plan.lora.emplace();
+    plan.lora->from = a.lora_from;
+  }
+  if (plan.lora) plan.lora->merge = a.merge_lora;
+  return plan;
+}
+
+// As fine-tuning with transformers begins; every value can be replaced by an option.
+const char* default_model_configuration() {
+  return R"({
+  "train_micro_batch_size_per_gpu": 8,
+  "gradient_clipping": 1.0,
+  "steps_per_print": 10,
+  "optimizer": {"type": "AdamW", "params": {"lr": 5e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+  "zero_optimization": {"stage": 0}
+})";
+}
+
+GeneratePlan parse_generate(const std::string& text) {
+  const std::string flag = "--generate";
+  GeneratePlan plan;
+  bool greedy = false, warm = false;
+  for (const auto& [key, value] : pairs_in(flag, text)) {
+    if (key == "greedy" && value.empty())
+      greedy = true;
+    else if (key == "top_k")
+      plan.top_k = static_cast<std::int64_t>(number_in(flag, key, value, 1, 1e9, true));
+    else if (key == "top_p")
+      plan.top_p = number_in(flag, key, value, 1e-6, 1, false);
+    else if (key == "temperature") {
+      plan.temperature = number_in(flag, key, value, 1e-6, 1e6, false);
+      warm = true;
+    } else
+      refuse_key(flag, key, "greedy, top_k=K, top_p=P or temperature=T");
+  }
+  const bool chooses = plan.top_k > 0 || plan.top_p < 1 || warm;
+  if (greedy && chooses)
+    throw ConfigError("[--generate] got \"" + text + "\", expected greedy alone: it takes the most likely token");
+  if (!greedy && !warm) plan.temperature = 1;
+  return plan;
+}
+
+LoraPlan parse_lora(const std::string& text) {
+  const std::string flag = "--lora";
+  LoraPlan plan;
+  bool alpha = false;
+  for (const auto& [key, value] : pairs_in(flag, text)) {
+    if (key == "rank") {
+      plan.rank = static_cast<std::int64_t>(number_in(flag, key, value, 1, 65536, true));
+    } else if (key == "alpha") {
+      plan.alpha = number_in(flag, key, value, 1e-6, 1e6, false);
+      alpha = true;
+    } else if (key == "dropout") {
+      plan.dropout = number_in(flag, key, value, 0, 0.999, false);
+    } else if (key == "targets") {
+      for (std::size_t begin = 0; begin <= value.size();) {
+        const auto end = std::min(value.find('+', begin), value.size());
+        if (end == begin) throw ConfigError("[--lora] got targets \"" + value + "\", expected NAME+NAME");
+        plan.targets.push_back(value.substr(begin, end - begin));
+        begin = end + 1;
+      }
+    } else {
+      refuse_key(flag, key, "rank=R, alpha=A, targets=NAME+NAME or dropout=P");
+    }
+  }
+  if (!alpha) plan.alpha = static_cast<double>(2 * plan.rank);
+  return plan;
+}
+
+}  // namespace zero::cli

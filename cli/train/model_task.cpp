@@ -1,0 +1,301 @@
+// See model_task.h. Evaluation and samples are in model_scores.cpp.
+#include "cli/train/model_task.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "cli/support/gpt_segments.h"
+#include "cli/train/lora_files.h"
+#include "config/document.h"
+#include "config/settings.h"
+#include "interchange/names.h"
+#include "report/text/text.h"
+
+namespace zero::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kUsualSequence = 512;  // of models that take more, unless it is given
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
+                                           "tokenizer_config.json",
+                                           "special_tokens_map.json",
+                                           "added_tokens.json",
+                                           "vocab.json",
+                                           "merges.txt",
+                                           "vocab.txt",
+                                           "spiece.model",
+                                           "tokenizer.model",
+                                           "chat_template.jinja"};
+
+constexpr const char* kWeightFiles[] = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+                                        "pytorch_model.bin.index.json"};
+
+bool has_weights(const std::string& folder) {
+  std::error_code error;
+  return std::any_of(std::begin(kWeightFiles), std::end(kWeightFiles),
+                     [&](const char* name) { return fs::exists(fs::path(folder) / name, error); });
+}
+
+std::string joined(const std::vector<std::string>& words, const char* between = ", ") {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : between) + word;
+  return text;
+}
+
+}  // namespace
+
+ModelTask::ModelTask(TrainPlan& plan) : plan_(plan), model_plan_(*plan.model_plan), lora_plan_(model_plan_.lora) {
+  const auto& mesh = plan.options.settings().mesh;
+  if (mesh.tensor > 1 || mesh.sequence > 1 || plan.options.settings().model.experts.num_experts > 0)
+    throw ConfigError(
+        "[--model] got tensor or sequence parallelism or experts, expected none: they are cut for the built-in GPT "
+        "alone. Hint: choose a ZeRO stage, which shards every model.");
+  family_ = ModelFamily::find(model_plan_, plan.options);
+  if (model_plan_.generate && !family_->generates())
+    throw ConfigError("[--generate] got a value, but " + family_->name() +
+                      " does not generate text. Hint: leave it out, or choose a gpt2, llama or t5.");
+  read_tokenizer();
+  read_data();
+  read_weights(plan);
+  read_adapters();
+  segments_ = segments_of(plan.options, family_->layers());
+}
+
+void ModelTask::read_tokenizer() {
+  std::error_code error;
+  tokenizer_folder_ = model_plan_.tokenizer;
+  if (tokenizer_folder_.empty() && fs::is_directory(model_plan_.model, error))
+    for (const char* const name : kTokenizerFiles)
+      if (fs::exists(fs::path(model_plan_.model) / name, error)) tokenizer_folder_ = model_plan_.model;
+  try {
+    tokenizer_ = tokenizer_folder_.empty() ? data::byte_tokenizer() : data::load_tokenizer(tokenizer_folder_);
+  } catch (const std::exception& fault) {
+    throw ConfigError("[--tokenizer] " + std::string(fault.what()));
+  }
+  family_->set_vocabulary(tokenizer_->vocabulary());
+  if (family_->vocabulary() < tokenizer_->vocabulary())
+    throw ConfigError("[--tokenizer] got " + std::to_string(tokenizer_->vocabulary()) + " tokens (" +
+                      tokenizer_->description() + "), expected at most the " + std::to_string(family_->vocabulary()) +
+                      " of the model's vocabulary (" + model_plan_.model +
+                      "). Hint: --tokenizer DIR with the tokenizer that the model was made for.");
+}
+
+void ModelTask::read_data() {
+  const auto& settings = plan_.options.settings();
+  const auto& document = plan_.options.document();
+  data::ExampleOptions options;
+  options.files = model_plan_.data;
+  options.heldout_files = model_plan_.eval_data;
+  options.format = data::record_format(model_plan_.format);
+  options.holdout = model_plan_.eval_data.empty() ? settings.data.holdout : 0;
+  options.seed = settings.seed;
+  options.decoder_start = family_->decoder_start();
+  std::int64_t wanted = settings.model.seq_length;
+  const std::int64_t most = family_->sequence();
+  if (wanted == 0) wanted = most > 0 ? std::min(most, kUsualSequence) : kUsualSequence;
+  if (most > 0 && wanted > most)
+    throw ConfigError("[--seq-length] got " + std::to_string(wanted) + " (" +
+                      document.find("libzero.model.seq_length")->source + "), expected at most the " +
+                      std::to_string(most) + " positions of " + model_plan_.model +
+                      ". Hint: a longer text becomes several samples.");
+  options.sequence = wanted;
+  try {
+    options.task = data_task(model_plan_, *family_);
+    options.labels = family_->labels();
+    examples_ = std::make_unique<data::Examples>(options, tokenizer_);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& fault) {
+    throw ConfigError("[--data] " + std::string(fault.what()));
+  }
+  family_->set_labels(examples_->labels());
+}
+
+// Weights of the model's folder come before the first step, unless others are asked for.
+void ModelTask::read_weights(TrainPlan& plan) {
+  std::error_code error;
+  if (plan.init_from.empty() && fs::is_directory(model_plan_.model, error) && has_weights(model_plan_.model)) {
+    plan.init_from = model_plan_.model;
+    plan.init.names = family_->name_map();
+    for (const auto& head : family_->heads()) plan.init.partial.push_back(head + ".*");
+    for (const auto& pattern : family_->unused()) plan.init.partial.push_back(pattern);
+  }
+  if (lora_plan_)
+    for (const char* const part : {"*.lora_A.weight", "*.lora_B.weight"}) plan.init.partial.emplace_back(part);
+  if (!plan.export_to.empty() && plan.exported.names.empty()) plan.exported.names = family_->name_map();
+}
+
+void ModelTask::read_adapters() {
+  if (!lora_plan_) return;
+  if (!lora_plan_->from.empty()) read_adapter_config(*lora_plan_);
+  if (lora_plan_->targets.empty()) lora_plan_->targets = family_->lora_targets();
+}
+
+Options ModelTask::fit(const Options& options, int /*world*/) { return options; }
+
+bool ModelTask::is_target(const std::string& path) const {
+  const auto theirs = layer_name(*family_, path);
+  return std::any_of(lora_plan_->targets.begin(), lora_plan_->targets.end(),
+                     [&](const std::string& target) { return theirs == target || theirs.ends_with("." + target); });
+}
+
+bool ModelTask::stays_whole(const std::string& parameter) const {
+  const auto heads = family_->heads();
+  return std::any_of(heads.begin(), heads.end(),
+                     [&](const std::string& head) { return parameter.starts_with(head + "."); });
+}
+
+std::shared_ptr<torch::nn::Module> ModelTask::build(c10::Device device) {
+  module_ = zero::build(
+      [&] {
+        auto module = family_->make();
+        if (!lora_plan_) return module;
+        try {
+          lora_.emplace(
+              *module,
+              models::LoraOptions{.rank = lora_plan_->rank, .alpha = lora_plan_->alpha, .dropout = lora_plan_->dropout},
+              [&](const std::string& path) { return is_target(path); },
+              [&](const std::string& name) { return stays_whole(name); });
+        } catch (const std::invalid_argument& fault) {
+          throw ConfigError(std::string("[--lora] ") + fault.what() + ": targets=" + joined(lora_plan_->targets, "+") +
+                            ". Hint: the ends of names of linear layers in Hugging Face's model, such as " +
+                            joined(family_->lora_targets(), "+") + ".");
+        }
+        return module;
+      },
+      device);
+  for (const auto& parameter : module_->parameters()) {
+    parameters_ += parameter.numel();
+    if (parameter.requires_grad()) trained_ += parameter.numel();
+  }
+  if (segments_ > 0) family_->run_layers_by(segments_);
+  return module_;
+}
+
+void ModelTask::begin(Engine& engine) {
+  engine_ = &engine;
+  device_ = module_->parameters().front().device();
+  reader_.emplace(*examples_, engine.mesh().rank("dp"), engine.mesh().size("dp"));
+}
+
+std::vector<std::string> ModelTask::take_initial_weights() {
+  std::vector<std::string> lines;
+  if (plan_.init_from.empty()) lines.push_back("began with random weights");
+  if (!lora_plan_ || lora_plan_->from.empty()) return lines;
+  ImportOptions options;
+  options.names = family_->name_map();
+  options.prefix = kAdapterPrefix;
+  options.only = adapter_parameters();
+  const auto file = (fs::path(lora_plan_->from) / kAdapterWeights).string();
+  const auto report = engine_->load_weights(file, options);
+  lines.push_back("began with " + std::to_string(report.taken.size()) + " tensors of adapters in " + lora_plan_->from);
+  return lines;
+}
+
+TaskFacts ModelTask::facts() const {
+  TaskFacts facts;
+  std::string rows;
+  for (const auto& [name, value] : family_->rows()) rows += (rows.empty() ? "" : ", ") + name + " " + value;
+  facts.model.push_back("model " + model_plan_.model + " (" + family_->name() +
+                        "): " + report::human_count(static_cast<double>(parameters_)) + " parameters, " + rows);
+  if (lora_)
+    facts.model.push_back("adapters of rank " + std::to_string(lora_plan_->rank) + " on " +
+                          std::to_string(lora_->layers().size()) + " layers (" + joined(lora_plan_->targets) +
+                          "): " + report::human_count(static_cast<double>(trained_)) + " parameters are trained");
+  facts.data_name = joined(model_plan_.data);
+  facts.data = "data " + facts.data_name + ", task " + model_plan_.task + ": " +
+               std::to_string(examples_->training_samples()) + " samples of " +
+               std::to_string(examples_->options().sequence) + " tokens, " +
+               std::to_string(examples_->heldout_samples()) + " held out, " + tokenizer_->description();
+  if (segments_ > 0)
+    facts.memory.push_back("activation checkpointing: " + std::to_string(segments_) + " segments of " +
+                           std::to_string(family_->layers()) + " layers run again in backward");
+  facts.parameters = facts.own_parameters = parameters_;
+  facts.tokens_per_sample = examples_->options().sequence + examples_->options().target_sequence;
+  facts.rows = {{"model", model_plan_.model},
+                {"task", model_plan_.task},
+                {"parameters", std::to_string(parameters_)},
+                {"trained parameters", std::to_string(trained_)}};
+  for (const auto& row : family_->rows()) facts.rows.push_back(row);
+  if (lora_) facts.rows.emplace_back("rank of adapters", std::to_string(lora_plan_->rank));
+  const bool tokens = model_plan_.task != "classify" && examples_->options().task != data::Task::Qa;
+  facts.loss_unit = tokens ? "nats per token" : "nats per sample";
+  return facts;
+}
+
+void ModelTask::next(std::int64_t samples) {
+  // Depends only on the data position, so that a resumed run draws the same numbers.
+  torch::manual_seed(plan_.options.settings().seed * 1000003 + static_cast<std::uint64_t>(position()) * 1009 +
+                     static_cast<std::uint64_t>(engine_->mesh().rank("dp")));
+  batch_ = batch_of(reader_->next(samples), examples_->options().task, device_);
+}
+
+void ModelTask::forward() { loss_ = family_->loss(batch_); }
+
+// Ranks and micro-batches differ in the number of targets: the gradient is that of the mean over all.
+void ModelTask::backward() {
+  const auto targets = static_cast<double>(batch_.targets);
+  engine_->backward(loss_ * targets, {.tokens = batch_.targets});
+  sums_.loss += loss_.item<double>() * targets;
+  sums_.weight += batch_.targets;
+  loss_.reset();
+  batch_ = {};
+}
+
+TaskLosses ModelTask::take_losses() {
+  TaskLosses sums = std::exchange(sums_, {});
+  if (sums.weight > 0) sums.loss /= static_cast<double>(sums.weight);
+  return sums;
+}
+
+std::vector<std::string> ModelTask::adapter_parameters() const {
+  std::vector<std::string> names = lora_->parameters();
+  for (const auto& item : module_->named_parameters())
+    if (stays_whole(item.key()) && !models::Lora::is_factor(item.key())) names.push_back(item.key());
+  return names;
+}
+
+void ModelTask::merge_adapters() {
+  const torch::NoGradGuard no_grad;
+  for (const auto& path : lora_->layers()) {
+    auto whole = engine_->gathered_parameters({path + ".weight", path + ".lora_A.weight", path + ".lora_B.weight"},
+                                              /*modify=*/true);
+    lora_->merge(path);
+    whole.close();
+  }
+}
+
+ExportReport ModelTask::export_weights(const std::string& folder, const ExportOptions& given) {
+  ExportOptions options = given;
+  for (const char* const name : kTokenizerFiles) {
+    std::ifstream in(fs::path(tokenizer_folder_) / name, std::ios::binary);
+    if (!tokenizer_folder_.empty() && in)
+      options.beside.emplace_back(name, std::string(std::istreambuf_iterator<char>(in), {}));
+  }
+  if (lora_ && !lora_plan_->merge) {
+    AdapterFacts facts{.base_model = model_plan_.model,
+                       .task_type = family_->task_type(),
+                       .targets = lora_plan_->targets,
+                       .whole = family_->heads(),
+                       .transposed = family_->transposed()};
+    options.only = adapter_parameters();
+    options.prefix = kAdapterPrefix + options.prefix;
+    options.stem = "adapter_model";
+    options.beside.emplace_back(kAdapterConfig, adapter_config(*lora_plan_, facts));
+    return engine_->export_weights(folder, options);
+  }
+  if (lora_) {
+    merge_adapters();
+    for (const auto& item : module_->named_parameters())
+      if (!models::Lora::is_factor(item.key())) options.only.push_back(item.key());
+    for (const auto& item : module_->named_buffers()) options.only.push_back(item.key());
+  }
+  options.beside.emplace_back("config.json", family_->config_json());
+  return engine_->export_weights(folder, options);
+}
+
+}  // namespace zero::cli

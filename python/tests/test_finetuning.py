@@ -1,0 +1,277 @@
+"""Fine-tuning with `zero train --model`: what transformers and PEFT make of its files, and it of theirs; and how well
+small models from random weights learn to answer questions in SQuAD's format.
+
+Needs the program `zero`, transformers, tokenizers and peft.
+"""
+
+import json
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import find_zero
+
+transformers = pytest.importorskip("transformers")
+tokenizers = pytest.importorskip("tokenizers")
+peft = pytest.importorskip("peft")
+
+# Who, what and where: every fact has its own verb, so that the question tells which fact it is about, and values that
+# are drawn anew for every text, so that only the text tells the answer.
+NAMES = "Anna Ben Carla David Emma Felix Grace Hugo Iris Jonas Klara Leon".split()
+FACTS = [
+    ("{} lives in {}.", "Where does {} live?", ["Oslo", "Rome", "Bern", "Lima", "Cairo", "New York", "Quito", "Riga"]),
+    ("{} works as a {}.", "What is the job of {}?", ["baker", "nurse", "pilot", "judge", "taxi driver", "cook"]),
+    ("{} owns a {}.", "Which pet does {} own?", ["cat", "dog", "horse", "parrot", "guinea pig", "snake", "goat"]),
+    ("{} likes {}.", "What does {} like to eat?", ["bread", "soup", "rice", "apples", "ice cream", "cheese", "fish"]),
+]
+HELD_OUT = {("Anna", "Oslo"), ("Ben", "pilot"), ("Carla", "parrot"), ("David", "soup")}  # never together in training
+
+
+def squad(path: Path, count: int, seed: int, held_out: bool) -> Path:
+    """Questions in SQuAD's format. held_out: about pairs of a person and a value that training never has."""
+    draw = random.Random(seed)
+    paragraphs: list[dict[str, Any]] = []
+    pairs = sorted(HELD_OUT)
+    while len(paragraphs) < count:
+        asked = None
+        if held_out:
+            person, wanted = draw.choice(pairs)
+            asked = next(i for i, fact in enumerate(FACTS) if wanted in fact[2])
+        else:
+            person = draw.choice(NAMES)
+        chosen = draw.sample(range(len(FACTS)), 3)
+        if asked is not None and asked not in chosen:
+            chosen[0] = asked
+        draw.shuffle(chosen)
+        context, values, starts = "", [], []
+        for fact in chosen:
+            value = wanted if held_out and fact == asked else draw.choice(FACTS[fact][2])
+            sentence = FACTS[fact][0].format(person, value)
+            starts.append(len(context) + sentence.rindex(value))
+            values.append(value)
+            context += sentence + " "
+        if not held_out and any((person, value) in HELD_OUT for value in values):
+            continue
+        which = chosen.index(asked) if asked is not None else draw.randrange(3)
+        answer = {"text": values[which], "answer_start": starts[which]}
+        question = {"id": str(len(paragraphs)), "question": FACTS[chosen[which]][1].format(person), "answers": [answer]}
+        paragraphs.append({"context": context.strip(), "qas": [question]})
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "people", "paragraphs": paragraphs}]}))
+    return path
+
+
+def words_of_facts() -> list[str]:
+    texts = [text for fact in FACTS for text in (fact[0], fact[1], *fact[2])] + NAMES
+    return [*texts, "Question: Answer: the"]
+
+
+def wordpiece(folder: Path) -> None:
+    """vocab.txt of whole words."""
+    words = {word for text in words_of_facts() for word in text.lower().replace("{}", " ").replace(".", " ").split()}
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "?", *sorted(word.strip("?:") for word in words)]
+    (folder / "vocab.txt").write_text("\n".join(dict.fromkeys(piece for piece in pieces if piece)) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+
+
+def byte_pairs(folder: Path) -> None:
+    """tokenizer.json of byte-level BPE, trained on the words."""
+    made = tokenizers.ByteLevelBPETokenizer()
+    texts = [f"{a} {b}" for a in words_of_facts() for b in words_of_facts()]
+    end = "<|endoftext|>"
+    made.train_from_iterator(texts, vocab_size=600, min_frequency=1, special_tokens=[end], show_progress=False)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made._tokenizer, bos_token=end, eos_token=end, unk_token=end
+    )
+    fast.save_pretrained(str(folder))
+
+
+def train(folder: Path, *words: str, ranks: int = 1, code: int = 0) -> dict[str, Any]:
+    """Runs `zero train` and returns result.json."""
+    program = find_zero()
+    if program is None:
+        pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
+    command = [program, "run", "-n", str(ranks), program, "train", *words, "--out", str(folder / "out")]
+    done = subprocess.run([*command, "--sample", "8"], capture_output=True, text=True, timeout=600, cwd=folder)
+    assert done.returncode == code, done.stdout + done.stderr
+    return json.loads((folder / "out" / "result.json").read_text())
+
+
+def configuration(folder: Path, **more: Any) -> str:
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "betas": [0.9, 0.98], "weight_decay": 0.01}},
+        "zero_optimization": {"stage": 3},
+        **more,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder / "config.json")
+
+
+def answers(model: str, folder: Path, *more: str) -> tuple[float, float]:
+    """F1 on held-out questions before and after training from random weights."""
+    training = squad(folder / "train.json", 4000, seed=1, held_out=False)
+    held_out = squad(folder / "held-out.json", 120, seed=2, held_out=True)
+    words = ["--model", model, "--task", "qa", "--data", str(training), "--eval-data", str(held_out)]
+    words += ["--tokenizer", str(folder), "--stage", "0", "--seq-length", "64", *more]
+    for size in ("layers=2", "hidden=64", "heads=4"):
+        words += ["--set", "libzero.model." + size]
+    before = train(folder, configuration(folder), *words, "--steps", "1", "--lr", "0")["metrics"]
+    schedule = {"warmup_num_steps": 50, "warmup_type": "linear", "total_num_steps": "auto"}
+    config = configuration(
+        folder, train_micro_batch_size_per_gpu=32, scheduler={"type": "WarmupCosineLR", "params": schedule}
+    )
+    after = train(folder, config, *words, "--steps", "600", "--lr", "0.002")["metrics"]
+    return before["f1"], after["f1"]
+
+
+def test_a_small_bert_learns_to_answer(tmp_path: Path) -> None:
+    wordpiece(tmp_path)
+    before, after = answers("bert-base", tmp_path, "--set", "libzero.model.dropout=0")
+    assert before < 40
+    assert after > 80
+
+
+def test_a_small_gpt2_learns_to_answer(tmp_path: Path) -> None:
+    byte_pairs(tmp_path)
+    before, after = answers("gpt2", tmp_path)
+    assert before < 20
+    assert after > 80
+
+
+END = 256  # of a text, for the tokenizer of bytes
+
+
+def prompts(path: Path, count: int, seed: int) -> Path:
+    draw = random.Random(seed)
+    with path.open("w") as out:
+        for _ in range(count):
+            fact = draw.choice(FACTS)
+            person, value = draw.choice(NAMES), draw.choice(fact[2])
+            before, after = fact[0].format(person, "|" + value).split("|")
+            out.write(json.dumps({"prompt": before.strip(), "completion": " " + after}) + "\n")
+    return path
+
+
+def loss_of(model: Any, path: Path) -> float:
+    """Mean loss of the completions' bytes and of the end of the text, by transformers' logits."""
+    total, count = 0.0, 0
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        prompt, completion = list(record["prompt"].encode()), [*record["completion"].encode(), END]
+        tokens = torch.tensor([prompt + completion])
+        with torch.no_grad():
+            logits = model(input_ids=tokens[:, :-1]).logits[0].double()
+        losses = torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="none")[-len(completion) :]
+        total += losses.sum().item()
+        count += len(completion)
+    return total / count
+
+
+def llama() -> Any:
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(
+        vocab_size=260, num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.2, **shape
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = transformers.GPT2LMHeadModel(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(0, 0.2)
+    return model
+
+
+MAKE = {"llama": llama, "gpt2": gpt2}
+TARGETS = {"llama": "q_proj+v_proj+down_proj", "gpt2": "c_attn+c_fc"}
+
+
+@pytest.fixture
+def base(tmp_path: Path, request: Any) -> tuple[Path, str]:
+    torch.manual_seed(3)
+    MAKE[request.param]().save_pretrained(tmp_path / "model")
+    prompts(tmp_path / "train.jsonl", 60, 1)
+    prompts(tmp_path / "held-out.jsonl", 20, 2)
+    return tmp_path, request.param
+
+
+def words(folder: Path, *more: str) -> list[str]:
+    data = ["--data", str(folder / "train.jsonl"), "--eval-data", str(folder / "held-out.jsonl")]
+    return [configuration(folder), "--model", str(folder / "model"), "--task", "lm", *data, "--seq-length", "64", *more]
+
+
+def load(folder: Path) -> Any:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.mark.parametrize("base", list(MAKE), indirect=True)
+@pytest.mark.parametrize("stage", [0, 3])
+def test_peft_loads_adapters(base: tuple[Path, str], stage: int) -> None:
+    folder, name = base
+    more = ["--stage", str(stage), "--lora", "rank=4,alpha=8,targets=" + TARGETS[name], "--steps", "6"]
+    result = train(folder, *words(folder, *more, "--export", str(folder / "adapters")), ranks=2)
+    adapted = peft.PeftModel.from_pretrained(load(folder / "model"), folder / "adapters").eval()
+    assert abs(result["heldout_loss"] - loss_of(adapted, folder / "held-out.jsonl")) < 1e-5
+    assert abs(result["heldout_loss"] - loss_of(load(folder / "model"), folder / "held-out.jsonl")) > 1e-3
+
+    train(folder, *words(folder, *more, "--export", str(folder / "merged"), "--merge-lora"), ranks=2)
+    merged = load(folder / "merged")
+    tokens = torch.randint(0, 256, (2, 40))
+    with torch.no_grad():
+        assert (merged(tokens).logits - adapted(tokens).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("base", list(MAKE), indirect=True)
+def test_adapters_of_peft_are_loaded(base: tuple[Path, str]) -> None:
+    folder, name = base
+    config = peft.LoraConfig(
+        r=3, lora_alpha=5, target_modules=TARGETS[name].split("+"), task_type="CAUSAL_LM", fan_in_fan_out=name == "gpt2"
+    )
+    adapted = peft.get_peft_model(load(folder / "model"), config).eval()
+    with torch.no_grad():
+        for key, value in adapted.named_parameters():
+            if "lora_" in key:
+                value.normal_(0, 0.2)
+    adapted.save_pretrained(folder / "adapters")
+    more = ["--lora-from", str(folder / "adapters"), "--lr", "0", "--steps", "1", "--merge-lora"]
+    result = train(folder, *words(folder, *more, "--export", str(folder / "merged")), ranks=2)
+    assert abs(result["heldout_loss"] - loss_of(adapted, folder / "held-out.jsonl")) < 1e-5
+    merged, wanted = load(folder / "merged").state_dict(), adapted.merge_and_unload().state_dict()
+    assert merged.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert (merged[key] - value).abs().max() < 1e-6, key
+
+
+@pytest.mark.parametrize("base", list(MAKE), indirect=True)
+def test_transformers_load_what_was_trained(base: tuple[Path, str]) -> None:
+    folder, _ = base
+    result = train(folder, *words(folder, "--steps", "4", "--export", str(folder / "trained")), ranks=2)
+    trained = load(folder / "trained")
+    assert abs(result["heldout_loss"] - loss_of(trained, folder / "held-out.jsonl")) < 1e-5
+    assert abs(result["metrics"]["perplexity"] - torch.tensor(result["heldout_loss"]).exp()) < 1e-2
+    prompt = json.loads((folder / "held-out.jsonl").read_text().splitlines()[0])["prompt"]
+    said = greedy(trained, list(prompt.encode()), 8)
+    written = folder / "out" / "sample.txt"
+    shown = written.read_text(errors="replace").strip("\n") if written.exists() else prompt
+    assert shown.replace("\ufffd", "") == (prompt + said).replace("\ufffd", "").strip("\n")
+
+
+def greedy(model: Any, tokens: list[int], count: int) -> str:
+    """What follows, up to the end of the text, without kept keys and values. Ids that are no bytes have no text."""
+    said: list[int] = []
+    for _ in range(count):
+        with torch.no_grad():
+            token = int(model(input_ids=torch.tensor([tokens + said])).logits[0, -1].argmax())
+        if token == END:
+            break
+        said.append(token)
+    return bytes(token for token in said if token < 256).decode(errors="replace")

@@ -1,0 +1,99 @@
+// Low-rank factors in a model: names, first values, what is trained, and merged weights, against the formula in plain
+// products.
+#include "models/lora.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "models/adaptable.h"
+
+namespace models {
+namespace {
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", AdaptableLinear(6, 4));
+    second = register_module("second", AdaptableLinear(4, 3));
+    plain = register_module("plain", torch::nn::Linear(3, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return plain(second(torch::tanh(first(x)))); }
+  AdaptableLinear first{nullptr}, second{nullptr};
+  torch::nn::Linear plain{nullptr};
+};
+TORCH_MODULE(Net);
+
+bool is_first(const std::string& path) { return path == "first"; }
+
+at::Tensor parameter(torch::nn::Module& model, const std::string& name) { return model.named_parameters()[name]; }
+
+TEST(Lora, BeginsAsTheModelWasAndTrainsTheFactors) {
+  torch::manual_seed(1);
+  Net net;
+  const at::Tensor x = torch::randn({50, 6}), before = net(x);
+  const Lora lora(*net, {.rank = 2, .alpha = 6}, is_first,
+                  [](const std::string& name) { return name == "plain.bias"; });
+  EXPECT_TRUE(net(x).equal(before));
+  EXPECT_EQ(lora.layers(), std::vector<std::string>{"first"});
+  const std::vector<std::string> factors = {"first.lora_A.weight", "first.lora_B.weight"};
+  EXPECT_EQ(lora.parameters(), factors);
+  std::vector<std::string> trained;
+  for (const auto& item : net->named_parameters())
+    if (item.value().requires_grad()) trained.push_back(item.key());
+  std::sort(trained.begin(), trained.end());
+  EXPECT_EQ(trained, (std::vector<std::string>{factors[0], factors[1], "plain.bias"}));
+  const at::Tensor a = parameter(*net, factors[0]), b = parameter(*net, factors[1]);
+  EXPECT_EQ(a.sizes(), (std::vector<std::int64_t>{2, 6}));
+  EXPECT_EQ(b.sizes(), (std::vector<std::int64_t>{4, 2}));
+  EXPECT_LE(a.abs().max().item<double>(), 1 / std::sqrt(6.0));
+  EXPECT_GT(a.abs().max().item<double>(), 0.5 / std::sqrt(6.0));
+  EXPECT_EQ(b.abs().max().item<double>(), 0);
+  EXPECT_TRUE(Lora::is_factor(factors[0]));
+  EXPECT_FALSE(Lora::is_factor("first.weight"));
+}
+
+TEST(Lora, AddsTheProductOfItsFactors) {
+  torch::manual_seed(2);
+  Net net;
+  Lora lora(*net, {.rank = 2, .alpha = 6}, is_first);
+  const torch::NoGradGuard no_grad;
+  const at::Tensor a = parameter(*net, "first.lora_A.weight"), b = parameter(*net, "first.lora_B.weight");
+  b.normal_();
+  const at::Tensor x = torch::randn({5, 6}), weight = parameter(*net, "first.weight").clone();
+  const at::Tensor whole = weight + 3.0 * b.matmul(a);  // alpha / rank = 3
+  const at::Tensor hidden = torch::tanh(torch::linear(x, whole, parameter(*net, "first.bias")));
+  const at::Tensor wanted = net->plain(net->second(hidden)), got = net(x);
+  EXPECT_LT((got - wanted).abs().max().item<double>(), 1e-5);
+  lora.merge("first");
+  EXPECT_LT((parameter(*net, "first.weight") - whole).abs().max().item<double>(), 1e-6);
+  EXPECT_LT((net(x) - got).abs().max().item<double>(), 1e-5) << "the factors no longer count";
+}
+
+TEST(Lora, DropsTheFactorsInputInTrainingAlone) {
+  torch::manual_seed(3);
+  Net net;
+  const Lora lora(*net, {.rank = 2, .alpha = 2, .dropout = 0.5}, is_first);
+  {
+    const torch::NoGradGuard no_grad;
+    parameter(*net, "first.lora_B.weight").normal_();
+  }
+  const at::Tensor x = torch::randn({5, 6});
+  EXPECT_FALSE(net(x).equal(net(x)));
+  net->eval();
+  EXPECT_TRUE(net(x).equal(net(x)));
+}
+
+TEST(Lora, RefusesWhatIsNoAdapter) {
+  Net net;
+  EXPECT_THROW(Lora(*net, {.rank = 0}, is_first), std::invalid_argument);
+  EXPECT_THROW(Lora(*net, {.rank = 1, .dropout = 1}, is_first), std::invalid_argument);
+  EXPECT_THROW(Lora(*net, {}, [](const std::string& path) { return path == "plain"; }), std::invalid_argument)
+      << "a layer that cannot be adapted";
+}
+
+}  // namespace
+}  // namespace models
