@@ -206,6 +206,34 @@ TEST(TrainModel, AdaptersAloneAreTrained) {
   EXPECT_EQ(config["target_modules"], (json{"q_proj", "down_proj"}));
 }
 
+// Generated answers and samples, too, where every forward gathers parameters.
+TEST(TrainModel, EveryTaskHasItsMetric) {
+  const auto folder = make_folder();
+  std::string pairs;
+  for (std::size_t i = 0; i < 20; ++i)
+    pairs += json{{"source", kNames[i % 4] + " lives"}, {"target", kTowns[i % 4]}}.dump() + "\n";
+  write(folder + "/pairs.jsonl", pairs);
+  const auto t5 = [](const std::string& task, const std::string& data) {
+    return Words{"--model", "t5-small", "--task", task, "--data", data} + kTiny;
+  };
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {bert("classify", "labels.jsonl"), "accuracy"},
+      {t5("seq2seq", "pairs.jsonl"), "perplexity"},
+      {t5("qa", "squad.json"), "f1"},
+      {Words{"--model", "llama-110m", "--task", "qa", "--data", "squad.json"} + kTiny, "f1"},
+      {Words{"--model", "gpt2", "--task", "lm", "--data", "prompts.jsonl", "--eval-data", "prompts.jsonl"} + kTiny,
+       "perplexity"}};
+  for (const auto& [words, metric] : cases) {
+    std::filesystem::remove_all(folder + "/out");
+    const auto run = train(folder, 2, words + Words{"--stage", "3", "--set", "libzero.data.eval_batches=2"}, 2);
+    ASSERT_EQ(run.code, 0) << words[1] << " " << words[3] << "\n" << run.err;
+    ASSERT_TRUE(run.result["metrics"].contains(metric)) << words[1] << " " << words[3] << run.result["metrics"];
+    EXPECT_GE(run.result["metrics"][metric], 0);
+    EXPECT_GT(run.result["heldout_samples"], 0);
+    if (words[1] != "bert-base") EXPECT_NE(run.out.find("sample, after the"), std::string::npos) << run.out;
+  }
+}
+
 TEST(TrainModel, SaysWhatItCannotDo) {
   const auto folder = make_folder();
   write(folder + "/no-fields.jsonl", R"({"words": "anna"})"
