@@ -34,6 +34,7 @@ from libzero.moe import MoE
 from libzero.optimizer import Optimizer
 from libzero.planner import Machine, Plan, plan, plan_all
 from libzero.sequence import attention_over_heads, heads_to_sequence, sequence_to_heads
+from libzero.tiling import TiledLinear
 
 __all__ = [
     "CommError",
@@ -54,6 +55,7 @@ __all__ = [
     "Options",
     "Plan",
     "StepResult",
+    "TiledLinear",
     "TraceSummary",
     "Work",
     "__version__",

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
+#include <zero/tiled_linear.h>
 
 #include <unordered_map>
 #include <unordered_set>
@@ -32,6 +33,9 @@ struct ExpertNode : Node, zero::ExpertLayer {
   const std::shared_ptr<PyMoe> layer;
 };
 
+// Of a libzero.TiledLinear.
+struct TiledNode : Node, zero::TiledLayer {};
+
 // Null for another module. Not by getattr(): a module that wraps another often passes its attributes on.
 std::shared_ptr<PyMoe> expert_layer_of(const py::object& module) {
   const auto attributes = module.attr("__dict__").cast<py::dict>();
@@ -41,6 +45,7 @@ std::shared_ptr<PyMoe> expert_layer_of(const py::object& module) {
 
 struct Mirror {
   const py::module_ nn = py::module_::import("torch.nn");
+  const py::object tiled = py::module_::import("libzero.tiling").attr("TiledLinear");
   const py::object is_lazy = py::module_::import("torch.nn.parameter").attr("is_lazy");
   // A module that is registered twice is mirrored once.
   std::unordered_map<PyObject*, std::shared_ptr<torch::nn::Module>> made;
@@ -52,6 +57,8 @@ struct Mirror {
       out = std::make_shared<torch::nn::ModuleListImpl>();
     } else if (auto layer = expert_layer_of(module)) {
       out = std::make_shared<ExpertNode>(std::move(layer));
+    } else if (py::isinstance(module, tiled)) {
+      out = std::make_shared<TiledNode>();
     } else {
       out = std::make_shared<Node>();
     }

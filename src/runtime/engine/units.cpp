@@ -6,6 +6,7 @@
 #include <torch/nn/modules/embedding.h>
 #include <zero/moe.h>
 #include <zero/nn.h>
+#include <zero/tiled_linear.h>
 
 #include <algorithm>
 #include <set>
@@ -85,6 +86,7 @@ struct Walk {
     const bool divided = layer != nullptr && layer->ep_size() > 1;
     if (divided && expert)
       faults += base::join("\n  ", path, " is within an expert of ", expert->layer, ": experts cannot be nested");
+    if (!expert && dynamic_cast<const TiledLayer*>(&module) != nullptr) return visit_tiles(module, path, unit);
     const bool list = module.as<torch::nn::ModuleList>() != nullptr || module.as<torch::nn::Sequential>() != nullptr;
     for (const auto& item : module.named_children()) {
       const auto child = child_path(path, item.key());
@@ -104,6 +106,27 @@ struct Walk {
     const bool is_named = std::find(named.begin(), named.end(), path) != named.end();
     if (is_named) seen_units.push_back(path);
     return named.empty() ? by_rule : is_named;
+  }
+
+  // Every tile is a unit, whatever the module above it is: its size is why the layer has tiles.
+  void visit_tiles(torch::nn::Module& layer, const std::string& path, const std::string& unit) {
+    for (const auto& item : layer.named_children()) {
+      const auto child = child_path(path, item.key());
+      if (item.key() != "linears") {
+        visit(*item.value(), child, starts(child, false) ? child : unit, {});
+        continue;
+      }
+      (void)starts(child, false);
+      for (const auto& row : item.value()->named_children()) {
+        const auto row_path = child_path(child, row.key());
+        (void)starts(row_path, false);
+        for (const auto& tile : row.value()->named_children()) {
+          const auto tile_path = child_path(row_path, tile.key());
+          (void)starts(tile_path, true);
+          visit(*tile.value(), tile_path, tile_path, {});
+        }
+      }
+    }
   }
 
   // Experts that are divided over ranks: one unit, as ranks have different ones. Names of modules in it start none.

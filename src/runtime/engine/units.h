@@ -1,5 +1,6 @@
 // Finds the units, whose parameters are communicated together: every entry of a ModuleList or Sequential that has
-// parameters, or the modules that the user names. All other parameters form the root unit.
+// parameters, or the modules that the user names, and every tile of a zero/tiled_linear.h. All other parameters form
+// the root unit.
 #pragma once
 #include <ATen/core/Tensor.h>
 
