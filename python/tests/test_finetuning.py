@@ -5,6 +5,7 @@ Needs the program `zero`, transformers, tokenizers and peft.
 """
 
 import json
+import os
 import random
 import subprocess
 from pathlib import Path
@@ -94,7 +95,10 @@ def train(folder: Path, *words: str, ranks: int = 1, code: int = 0) -> dict[str,
     if program is None:
         pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
     command = [program, "run", "-n", str(ranks), program, "train", *words, "--out", str(folder / "out")]
-    done = subprocess.run([*command, "--sample", "8"], capture_output=True, text=True, timeout=600, cwd=folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow beside other tests
+    done = subprocess.run(
+        [*command, "--sample", "8"], capture_output=True, text=True, timeout=600, cwd=folder, env=environment
+    )
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads((folder / "out" / "result.json").read_text())
 
