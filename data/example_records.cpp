@@ -60,14 +60,29 @@ class PromptMaker : public RecordMaker {
     const auto begin = tokenizer.special().begin;
     const auto empty = tokenizer.encode("", true);
     if (begin && !empty.empty() && empty[0] == *begin) begin_ = {*begin};
+    const auto shortest = options.answer_tokens + static_cast<std::int64_t>(begin_.size()) + 1;
+    if (samples(Part::Heldout) > 0 && options.sequence < shortest)
+      throw std::invalid_argument("[Examples] sequence: got " + std::to_string(options.sequence) +
+                                  ", expected at least " + std::to_string(shortest) + ": a prompt and answer_tokens (" +
+                                  std::to_string(options.answer_tokens) +
+                                  "). Hint: a longer sequence, or fewer answer_tokens");
     for (const auto part : {Part::Training, Part::Heldout})
-      for (std::int64_t i = 0; i < samples(part); ++i) require_pair(split_.at(part, i), "prompt", "completion");
+      for (std::int64_t i = 0; i < samples(part); ++i) {
+        const auto record = split_.at(part, i);
+        require_pair(record, "prompt", "completion");
+        const auto* text = record.find("completion");
+        const bool blank = text != nullptr && text->find_first_not_of(" \t\r\n") == std::string::npos;
+        if (blank && completion(record).size() == 1 && prompt_of(record, 1).empty())
+          throw std::runtime_error("[records] " + record.where +
+                                   ": got a prompt and a completion without a token, expected one of them with text");
+      }
   }
 
   std::int64_t heldout_records() const override { return samples(Part::Heldout); }
 
   std::vector<std::int32_t> prompt(const Record& record) const override {
-    return prompt_of(record, options_.sequence - static_cast<std::int64_t>(completion(record).size()));
+    // The reference must not decide how much may be generated: its length would be told.
+    return prompt_of(record, options_.sequence - options_.answer_tokens);
   }
   std::vector<std::string> references(const Record& record) const override { return texts_of(record, "completion"); }
 
@@ -111,6 +126,7 @@ class PromptMaker : public RecordMaker {
     sample.ids.insert(sample.ids.end(), answer.begin(), answer.end());
     sample.labels.assign(sample.ids.begin() + 1, sample.ids.end());
     if (prompt_size > 1) std::fill_n(sample.labels.begin(), prompt_size - 1, kIgnored);
+    sample.labels.resize(static_cast<std::size_t>(options_.sequence), kIgnored);
     sample.ids.pop_back();
     pad(sample, options_.sequence, padding_token(tokenizer_));
     return sample;
@@ -126,8 +142,11 @@ class SequenceMaker : public RecordMaker {
       : RecordMaker(options, tokenizer, {}),
         padding_(padding_token(tokenizer)),
         start_(options.decoder_start.value_or(padding_)),
+        end_(end_token(tokenizer)),
         added_(static_cast<std::int64_t>(tokenizer.with_special({}).ids.size())) {
-    if (added_ >= std::min(options.sequence, options.target_sequence))
+    const auto empty = tokenizer.with_special({}).ids;
+    target_added_ = added_ + (empty.empty() || empty.back() != end_ ? 1 : 0);
+    if (added_ >= options.sequence || target_added_ >= options.target_sequence)
       throw std::invalid_argument(
           "[Examples] sequence: got one shorter than the special tokens, expected a longer one");
     for (const auto part : {Part::Training, Part::Heldout})
@@ -136,7 +155,7 @@ class SequenceMaker : public RecordMaker {
 
   std::int64_t heldout_records() const override { return samples(Part::Heldout); }
   std::vector<std::int32_t> prompt(const Record& record) const override {
-    return ids_of(source_of(record), options_.sequence);
+    return ids_of(source_of(record), options_.sequence - added_);
   }
   std::vector<std::string> references(const Record& record) const override { return texts_of(record, "target"); }
 
@@ -148,13 +167,19 @@ class SequenceMaker : public RecordMaker {
     return "question: " + *record.find("question") + (context != nullptr ? " context: " + *context : "");
   }
   std::vector<std::int32_t> ids_of(const std::string& text, std::int64_t length) const {
-    return tokenizer_.with_special(encoding_of(encode_at_most(text, length - added_))).ids;
+    return tokenizer_.with_special(encoding_of(encode_at_most(text, length))).ids;
+  }
+  // With the end that generation stops at, also where the tokenizer adds none (GPT-2's, bytes).
+  std::vector<std::int32_t> target_of(const Record& record) const {
+    auto ids = ids_of(texts_of(record, "target").front(), options_.target_sequence - target_added_);
+    if (ids.empty() || ids.back() != end_) ids.push_back(end_);
+    return ids;
   }
   Sample make_of(const Record& record) const override {
     Sample sample;
     sample.ids = prompt(record);
     pad(sample, options_.sequence, padding_);
-    sample.labels = ids_of(references(record).front(), options_.target_sequence);
+    sample.labels = target_of(record);
     sample.decoder_ids = {start_};
     sample.decoder_ids.insert(sample.decoder_ids.end(), sample.labels.begin(), sample.labels.end());
     const auto length = static_cast<std::size_t>(options_.target_sequence);
@@ -163,8 +188,8 @@ class SequenceMaker : public RecordMaker {
     return sample;
   }
 
-  std::int32_t padding_, start_;
-  std::int64_t added_;
+  std::int32_t padding_, start_, end_;
+  std::int64_t added_, target_added_ = 0;  // special tokens of a source; of a target, with its end
 };
 
 class ClassifiedMaker : public RecordMaker {

@@ -48,6 +48,8 @@ void check(const ExampleOptions& o) {
   if (o.sequence < 2 || o.sequence > kMost) refuse("sequence", std::to_string(o.sequence), "2 to 2^24 tokens");
   if (o.target_sequence < 0 || o.target_sequence > kMost)
     refuse("target_sequence", std::to_string(o.target_sequence), "0 to 2^24 tokens");
+  if (o.answer_tokens < 1 || o.answer_tokens > kMost)
+    refuse("answer_tokens", std::to_string(o.answer_tokens), "1 to 2^24 tokens");
   if (!(o.holdout >= 0 && o.holdout < 1)) refuse("holdout", std::to_string(o.holdout), "from 0 up to but without 1");
   if (!(o.mask_rate > 0 && o.mask_rate < 1)) refuse("mask_rate", std::to_string(o.mask_rate), "between 0 and 1");
   if (o.stride < 0) refuse("stride", std::to_string(o.stride), "0 or more tokens");

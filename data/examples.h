@@ -32,6 +32,7 @@ struct ExampleOptions {
   RecordFormat format = RecordFormat::ByEnding;
   std::int64_t sequence = 128;       // tokens of a sample, with special tokens
   std::int64_t target_sequence = 0;  // Seq2Seq: of the target; 0: as `sequence`
+  std::int64_t answer_tokens = 32;   // Prompt: of `sequence`, what a held-out prompt leaves to the generated answer
   double holdout = 0.1;              // in [0, 1): of packed text the end, of records a choice that no seed changes
   std::uint64_t seed = 1;
   double mask_rate = 0.15;               // Mlm
@@ -75,7 +76,8 @@ class Examples {
   // Held-out records, for evaluation by generated text: Prompt, Seq2Seq, Qa. 0 for the other tasks.
   std::int64_t heldout_records() const;
   Record heldout_record(std::int64_t index) const;
-  // Prompt: what the model goes on from. Seq2Seq: the source, without padding.
+  // Prompt: what the model goes on from, at most sequence - answer_tokens tokens, whatever the reference is. Seq2Seq:
+  // the source, without padding.
   std::vector<std::int32_t> heldout_prompt(std::int64_t index) const;
   // The accepted texts: answers (a question without one: an empty text), the completion or the target.
   std::vector<std::string> references(std::int64_t index) const;

@@ -12,7 +12,6 @@
 namespace zero::cli {
 namespace {
 
-constexpr std::int64_t kAnswerTokens = 32;  // of generated answers; longer than SQuAD's
 constexpr std::int64_t kPromptTokens = 16;  // of running text that a sample goes on from
 
 // One window's scores, as bytes that ranks exchange: its index, then two scores for each of `tokens` tokens.
@@ -132,7 +131,7 @@ void ModelTask::evaluate_answers(TaskScores& mine) {
       prompts.push_back(examples_->heldout_prompt(i));
     const std::size_t count = prompts.size();
     if (count == 0) prompts.push_back(examples_->heldout_prompt(0));
-    const auto said = generate(prompts, kAnswerTokens, {});
+    const auto said = generate(prompts, examples_->options().answer_tokens, {});
     for (std::size_t i = 0; i < count; ++i)
       count_answer(mine, text_of(said[i]), examples_->references(first + static_cast<std::int64_t>(i)));
   }

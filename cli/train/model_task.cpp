@@ -105,6 +105,7 @@ void ModelTask::read_data() {
   options.sequence = wanted;
   try {
     options.task = data_task(model_plan_, *family_);
+    if (options.task == data::Task::Prompt) options.answer_tokens = std::min(options.answer_tokens, wanted / 2);
     options.labels = family_->labels();
     examples_ = std::make_unique<data::Examples>(options, tokenizer_);
   } catch (const Error&) {

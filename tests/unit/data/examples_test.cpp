@@ -133,6 +133,7 @@ TEST_F(ExamplesTest, OnlyTheCompletionHasALoss) {
 TEST_F(ExamplesTest, QuestionsArePromptsForDecoders) {
   data::ExampleOptions o;
   o.task = Task::Prompt;
+  o.answer_tokens = 8;
   o.files = {file("a.jsonl", R"({"context": "Ann is 3.", "question": "Age?", "answers": ["3", "three"]}
 {"question": "Why?", "answers": []})")};
   o.sequence = 64;
@@ -154,6 +155,79 @@ TEST_F(ExamplesTest, QuestionsArePromptsForDecoders) {
                              bytes());
             }).find("[records] "),
             0u);
+}
+
+TEST_F(ExamplesTest, AHeldOutPromptDoesNotTellHowLongItsReferenceIs) {
+  // Two records that differ in the reference alone, as prompts and as questions whose context is too long.
+  const std::string context(90, 'c'), prompt(90, 'p');
+  data::ExampleOptions o;
+  o.task = Task::Prompt;
+  o.files = {file("a.jsonl", R"({"prompt": "x", "completion": "y"})")};
+  o.heldout_files = {file("b.jsonl", "{\"prompt\": \"" + prompt + "\", \"completion\": \"1\"}\n" + "{\"prompt\": \"" +
+                                         prompt + "\", \"completion\": \"" + std::string(70, '2') + "\"}\n" +
+                                         "{\"context\": \"" + context +
+                                         "\", \"question\": \"Q?\", \"answers\": [\"c\"]}\n" + "{\"context\": \"" +
+                                         context + "\", \"question\": \"Q?\", \"answers\": [\"" + std::string(60, 'c') +
+                                         "\"]}\n" + "{\"prompt\": \"short\", \"completion\": \"1\"}\n")};
+  o.sequence = 64;
+  o.answer_tokens = 10;
+  const data::Examples examples(o, bytes());
+  EXPECT_EQ(examples.heldout_prompt(0), codes(std::string(54, 'p')));
+  EXPECT_EQ(examples.heldout_prompt(1), examples.heldout_prompt(0));
+  EXPECT_EQ(examples.heldout_prompt(2), codes(std::string(31, 'c') + "\n\nQuestion: Q?\n\nAnswer:"));
+  EXPECT_EQ(examples.heldout_prompt(3), examples.heldout_prompt(2));
+  EXPECT_EQ(examples.heldout_prompt(4), codes("short"));
+  o.answer_tokens = 64;
+  EXPECT_EQ(error_of([&] {
+              data::Examples(o, bytes());
+            }).find("[Examples] sequence: got 64, expected at least 65: a prompt and answer_tokens (64). Hint: "),
+            0u);
+  o.answer_tokens = 0;
+  EXPECT_EQ(error_of([&] { data::Examples(o, bytes()); }),
+            "[Examples] answer_tokens: got 0, expected 1 to 2^24 tokens");
+}
+
+TEST_F(ExamplesTest, ARecordWithoutAnyTokenIsRefused) {
+  const auto refused = [&](const std::string& line) {
+    return error_of([&] {
+      data::Examples({.task = Task::Prompt,
+                      .files = {file("a.jsonl", "{\"prompt\":\"x\",\"completion\":\"y\"}\n" + line)},
+                      .sequence = 8,
+                      .holdout = 0},
+                     bytes());
+    });
+  };
+  EXPECT_NE(
+      refused(R"({"prompt": "", "completion": ""})").find("a.jsonl:2: got a prompt and a completion without a token"),
+      std::string::npos);
+  // One of them is enough, and labels are as long as the sequence.
+  for (const char* const line : {R"({"prompt": "", "completion": "y"})", R"({"prompt": "x", "completion": ""})"}) {
+    EXPECT_EQ(refused(line), "");
+    const data::Examples examples({.task = Task::Prompt, .files = {file("b.jsonl", line)}, .sequence = 8, .holdout = 0},
+                                  bytes());
+    EXPECT_EQ(examples.training(0).labels.size(), 8u);
+    EXPECT_EQ(examples.training(0).ids.size(), 8u);
+  }
+}
+
+TEST_F(ExamplesTest, TargetsHaveAnEnd) {
+  data::ExampleOptions o;
+  o.task = Task::Seq2Seq;
+  o.files = {file("a.csv", "source,target\nab,cd\n")};
+  o.sequence = o.target_sequence = 6;
+  o.holdout = 0;
+  const data::Examples whole(o, bytes());
+  EXPECT_EQ(whole.training(0).labels, (std::vector<std::int32_t>{'c', 'd', 256, kIgnored, kIgnored, kIgnored}));
+  EXPECT_EQ(whole.training(0).decoder_ids, (std::vector<std::int32_t>{256, 'c', 'd', 256, 256, 256}));
+  o.target_sequence = 2;  // a target that is cut has one too
+  EXPECT_EQ(data::Examples(o, bytes()).training(0).labels, (std::vector<std::int32_t>{'c', 256}));
+  o.target_sequence = 1;
+  EXPECT_NE(error_of([&] { data::Examples(o, bytes()); }).find("[Examples] sequence: "), std::string::npos);
+  // A tokenizer that adds an end gets no second one.
+  o.target_sequence = 6;
+  o.files = {file("b.csv", "source,target\nann,bob\n")};
+  EXPECT_EQ(data::Examples(o, bert()).training(0).labels,
+            (std::vector<std::int32_t>{id("[CLS]"), id("bob"), id("[SEP]"), kIgnored, kIgnored, kIgnored}));
 }
 
 TEST_F(ExamplesTest, MaskedTokensAreDrawnBySampleNumber) {
@@ -303,6 +377,7 @@ TEST_F(ExamplesTest, ReadersResumeExactlyWithAnyNumberOfRanks) {
   for (int i = 0; i < 40; ++i) lines += "{\"prompt\": \"" + std::to_string(i) + "\", \"completion\": \"x\"}\n";
   data::ExampleOptions o;
   o.task = Task::Prompt;
+  o.answer_tokens = 4;
   o.files = {file("a.jsonl", lines)};
   o.sequence = 8;
   const data::Examples examples(o, bytes());
