@@ -134,10 +134,17 @@ Examples::Examples(const ExampleOptions& options, std::shared_ptr<const Tokenize
   if (options_.stride == 0) options_.stride = options_.sequence / 3;
   check(options_);
   maker_ = maker_of(options_, *tokenizer_);
-  if (maker_->samples(Part::Training) < 1)
-    fail_file("data", options_.files[0],
-              "too little for one training sample of " + std::to_string(options_.sequence) + " tokens",
-              "more. Hint: more data, a shorter sequence or another holdout");
+  const auto require_sample = [&](Part part, const char* name, const std::string& file) {
+    if (maker_->samples(part) < 1)
+      fail_file(
+          "data", file,
+          std::string("too little for one ") + name + " sample of " + std::to_string(options_.sequence) + " tokens",
+          "more. Hint: more data, a shorter sequence or another holdout");
+  };
+  require_sample(Part::Training, "training", options_.files[0]);
+  if (!options_.heldout_files.empty() || options_.holdout > 0)
+    require_sample(Part::Heldout, "held-out",
+                   options_.heldout_files.empty() ? options_.files[0] : options_.heldout_files[0]);
   std::string names;
   for (const auto& label : maker_->labels()) names += label + '\n';
   digest_ = hash_of(

@@ -1,9 +1,12 @@
 // See token_stream.h.
 #include "data/token_stream.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -11,28 +14,108 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <new>
 
 namespace data {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
 constexpr std::size_t kDocumentBytes = std::size_t{64} << 20;  // its pieces take about 15 times as much memory
-constexpr std::array<char, 8> kMagic{'Z', 'T', 'O', 'K', 'E', 'N', 'S', '1'};
+constexpr std::array<char, 8> kMagic{'Z', 'T', 'O', 'K', 'E', 'N', 'S', '2'};
+constexpr std::int64_t kStep = 1 << 16;  // tokens that a pass over all of them reads at once
 
 struct Header {
   std::array<char, 8> magic;
-  std::uint64_t key, width, count;
+  std::uint64_t key, width, count, hash;
 };
-static_assert(sizeof(Header) == 32);
+static_assert(sizeof(Header) == 40);
 
-void write_tokens(const std::string& path, const Records& records, const Tokenizer& tokenizer, std::int32_t separator,
+// XXH3 of the tokens' bytes.
+class TokenHash {
+ public:
+  TokenHash() : state_(XXH3_createState()) {
+    if (state_ == nullptr) throw std::bad_alloc();
+    XXH3_64bits_reset(state_);
+  }
+  ~TokenHash() { XXH3_freeState(state_); }
+  TokenHash(const TokenHash&) = delete;
+  TokenHash& operator=(const TokenHash&) = delete;
+  void add(const void* data, std::size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
+  std::uint64_t value() const { return XXH3_64bits_digest(state_); }
+
+ private:
+  XXH3_state_t* state_;
+};
+
+// A file with a name that no other process or thread has. It disappears with this object unless it was renamed.
+class PartFile {
+ public:
+  explicit PartFile(const std::filesystem::path& beside) : path_(beside.string() + ".XXXXXX") {
+    const int fd = ::mkostemp(path_.data(), O_CLOEXEC);
+    if (fd < 0) fail("a file that can be written. Hint: set TMPDIR, or give another cache");
+    file_ = ::fdopen(fd, "w+b");
+    if (file_ == nullptr) {
+      const int error = errno;
+      ::close(fd);
+      ::unlink(path_.c_str());
+      errno = error;
+      fail("an open file");
+    }
+  }
+  ~PartFile() {
+    std::fclose(file_);
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  PartFile(const PartFile&) = delete;
+  PartFile& operator=(const PartFile&) = delete;
+
+  void write(const void* data, std::size_t bytes) {
+    if (std::fwrite(data, 1, bytes, file_) != bytes) fail_write();
+  }
+  void rewind() {
+    if (std::fseek(file_, 0, SEEK_SET) != 0) fail_write();
+  }
+  void flush() {
+    if (std::fflush(file_) != 0) fail_write();
+  }
+  // Who may read the folder may read the file; mkostemp's file is its owner's alone.
+  void share_as(const std::string& folder) {
+    struct stat about {};
+    if (::stat(folder.c_str(), &about) == 0) (void)::fchmod(::fileno(file_), 0600 | (about.st_mode & 0666));
+  }
+  // What is under the new name is on the disk.
+  void rename_to(const std::string& path) {
+    if (::fsync(::fileno(file_)) != 0) fail_write();
+    if (std::rename(path_.c_str(), path.c_str()) != 0) fail("a new name");
+    path_.clear();
+  }
+  // The file without a name: it ends with the last one who has it open, also if the process is killed.
+  std::string unlinked() {
+    ::unlink(path_.c_str());
+    path_.clear();
+    return "/proc/self/fd/" + std::to_string(::fileno(file_));
+  }
+
+ private:
+  [[noreturn]] void fail(const char* expected) const { fail_file("tokens", path_, std::strerror(errno), expected); }
+  [[noreturn]] void fail_write() const { fail("a file that can be written. Hint: more room, or another cache"); }
+
+  std::string path_;
+  std::FILE* file_ = nullptr;
+};
+
+void write_tokens(PartFile& out, const Records& records, const Tokenizer& tokenizer, std::int32_t separator,
                   std::uint64_t key, std::uint64_t width) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  Header header{kMagic, key, width, 0};
-  out.write(reinterpret_cast<const char*>(&header), sizeof header);
+  Header header{kMagic, key, width, 0, 0};
+  TokenHash hash;
+  out.write(&header, sizeof header);
   std::vector<std::uint16_t> narrow;
-  for (std::int64_t i = 0; i < records.size() && out; ++i) {
+  const auto append = [&](const auto& ids) {
+    const auto bytes = ids.size() * sizeof ids[0];
+    hash.add(ids.data(), bytes);
+    out.write(ids.data(), bytes);
+  };
+  for (std::int64_t i = 0; i < records.size(); ++i) {
     const auto record = records.at(i);
     const auto& text = *record.find("text");
     if (text.size() > kDocumentBytes)
@@ -43,19 +126,15 @@ void write_tokens(const std::string& path, const Records& records, const Tokeniz
     header.count += ids.size();
     if (width == 2) {
       narrow.assign(ids.begin(), ids.end());
-      out.write(reinterpret_cast<const char*>(narrow.data()), static_cast<std::streamsize>(2 * narrow.size()));
+      append(narrow);
     } else {
-      out.write(reinterpret_cast<const char*>(ids.data()), static_cast<std::streamsize>(4 * ids.size()));
+      append(ids);
     }
   }
-  out.seekp(0);
-  out.write(reinterpret_cast<const char*>(&header), sizeof header);
-  out.close();
-  if (!out) {
-    const int error = errno;
-    ::unlink(path.c_str());
-    fail_file("tokens", path, std::strerror(error), "a file that can be written. Hint: more room, or another cache");
-  }
+  header.hash = hash.value();
+  out.rewind();
+  out.write(&header, sizeof header);
+  out.flush();
 }
 
 }  // namespace
@@ -66,29 +145,32 @@ TokenStream::TokenStream(const Records& records, const Tokenizer& tokenizer, std
   const std::uint64_t key = XXH3_64bits(facts.data(), sizeof facts);
   const auto vocabulary = tokenizer.vocabulary();
   const std::uint64_t width = vocabulary <= 65536 ? 2 : 4;
+  const auto require_open = [&](const std::string& path) {
+    if (!open(path, key, vocabulary)) fail_file("tokens", path, "other bytes than were written", "them");
+  };
   if (cache.empty()) {
     std::error_code ignored;
     auto folder = std::filesystem::temp_directory_path(ignored);
     if (ignored) folder = "/tmp";
-    std::string path = (folder / "zero-tokens-XXXXXX").string();
-    const int fd = ::mkstemp(path.data());
-    if (fd < 0) fail_file("tokens", path, std::strerror(errno), "a temporary file. Hint: set TMPDIR, or give a cache");
-    ::close(fd);
-    write_tokens(path, records, tokenizer, separator, key, width);
-    const bool opened = open(path, key, vocabulary);
-    ::unlink(path.c_str());
-    if (!opened) fail_file("tokens", path, "other bytes than were written", "them");
+    PartFile file(folder / "zero-tokens");
+    const auto path = file.unlinked();
+    write_tokens(file, records, tokenizer, separator, key, width);
+    require_open(path);
     return;
   }
   char name[40];
   std::snprintf(name, sizeof name, "tokens-%016llx.bin", static_cast<unsigned long long>(key));
   const auto path = (std::filesystem::path(cache) / name).string();
   if (open(path, key, vocabulary)) return;
-  // Ranks may do this at once: each writes a file of its own, and the last one to rename stays.
-  const auto part = path + "." + std::to_string(::getpid()) + ".part";
-  write_tokens(part, records, tokenizer, separator, key, width);
-  if (std::rename(part.c_str(), path.c_str()) != 0) fail_file("tokens", path, std::strerror(errno), "a new name");
-  if (!open(path, key, vocabulary)) fail_file("tokens", path, "other bytes than were written", "them");
+  // Ranks may do this at once, as threads, processes or on hosts that share the folder: each writes a file of its own,
+  // and the last one to rename stays.
+  {
+    PartFile part(path);
+    part.share_as(cache);
+    write_tokens(part, records, tokenizer, separator, key, width);
+    part.rename_to(path);
+  }
+  require_open(path);
 }
 
 bool TokenStream::open(const std::string& path, std::uint64_t key, std::int64_t vocabulary) {
@@ -103,11 +185,14 @@ bool TokenStream::open(const std::string& path, std::uint64_t key, std::int64_t 
     return false;
   width_ = static_cast<std::int64_t>(header.width);
   size_ = static_cast<std::int64_t>(header.count);
-  constexpr std::int64_t kStep = 1 << 16;
-  for (std::int64_t at = 0; at < size_; at += kStep)
-    for (const auto id : tokens(at, std::min(kStep, size_ - at)))
+  TokenHash hash;
+  for (std::int64_t at = 0; at < size_; at += kStep) {
+    const auto count = std::min(kStep, size_ - at);
+    hash.add(file_->data() + sizeof header + at * width_, static_cast<std::size_t>(count * width_));
+    for (const auto id : tokens(at, count))
       if (id < 0 || id >= vocabulary) return false;
-  return true;
+  }
+  return hash.value() == header.hash;
 }
 
 std::vector<std::int32_t> TokenStream::tokens(std::int64_t begin, std::int64_t count) const {

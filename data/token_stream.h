@@ -13,11 +13,12 @@
 namespace data {
 
 // A file is named tokens-KEY.bin after what it was made from (contents of the text files, tokenizer, separator), and is
-// made again where another one lies under its name. Layout, little-endian: the magic number "ZTOKENS1", the key, the
-// bytes of a token (2 or 4) and the number of tokens, 8 bytes each; then the tokens.
+// made again where another or a damaged one lies under its name. Layout, little-endian: the magic number "ZTOKENS2",
+// the key, the bytes of a token (2 or 4), the number of tokens and XXH3 of their bytes, 8 bytes each; then the tokens.
 class TokenStream {
  public:
-  // `separator` ends every document. cache: an existing folder; empty: a temporary file, which ends with the process.
+  // `separator` ends every document. cache: an existing folder, which threads, processes and hosts may use at once;
+  // empty: a temporary file without a name.
   // Throws std::runtime_error if the file cannot be written, or for a document of more than 64 MiB.
   TokenStream(const Records& records, const Tokenizer& tokenizer, std::int32_t separator, const std::string& cache);
 

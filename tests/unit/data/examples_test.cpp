@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <fstream>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "data/examples.h"
 #include "support/folder.h"
@@ -98,12 +100,42 @@ TEST_F(ExamplesTest, TheEndOfPackedTextIsHeldOut) {
   for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
     if (entry.path().filename().string().starts_with("tokens-")) tokens = entry.path();
   ASSERT_FALSE(tokens.empty());
-  EXPECT_EQ(std::filesystem::file_size(tokens), 32u + 2 * 1001);
+  EXPECT_EQ(std::filesystem::file_size(tokens), 40u + 2 * 1001);
   std::filesystem::resize_file(tokens, 100);
   EXPECT_EQ(data::Examples(o, bytes()).heldout(0).ids, held);
-  EXPECT_EQ(std::filesystem::file_size(tokens), 32u + 2 * 1001);
-  { std::fstream(tokens, std::ios::in | std::ios::out | std::ios::binary).seekp(32).write("\xff\xff", 2); }
+  EXPECT_EQ(std::filesystem::file_size(tokens), 40u + 2 * 1001);
+  { std::fstream(tokens, std::ios::in | std::ios::out | std::ios::binary).seekp(40).write("\xff\xff", 2); }
   EXPECT_EQ(data::Examples(o, bytes()).training(0).ids, trained);
+  // Another token of the vocabulary is found by the hash.
+  { std::fstream(tokens, std::ios::in | std::ios::out | std::ios::binary).seekp(40 + 2 * 801).write("!", 1); }
+  EXPECT_EQ(data::Examples(o, bytes()).heldout(0).ids, held);
+}
+
+TEST_F(ExamplesTest, ThreadsMayMakeOneFileOfTokensAtOnce) {
+  std::string text;
+  for (int i = 0; i < 200000; ++i) text += i % 50 == 49 ? '\n' : static_cast<char>('a' + i * i % 26);
+  data::ExampleOptions o;
+  o.files = {file("a.txt", text)};
+  o.sequence = 100;
+  const auto expected = data::Examples(o, bytes()).training(5).ids;
+  o.cache = folder_.text();
+  constexpr int kThreads = 8;
+  std::vector<std::string> errors(kThreads);
+  {
+    std::barrier<> begin(kThreads);
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i)
+      threads.emplace_back([&, i] {
+        begin.arrive_and_wait();
+        errors[static_cast<std::size_t>(i)] =
+            error_of([&] { EXPECT_EQ(data::Examples(o, bytes()).training(5).ids, expected); });
+      });
+  }
+  EXPECT_EQ(errors, std::vector<std::string>(kThreads));
+  int found = 0;  // and nothing unfinished
+  for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
+    found += entry.path().filename().string().starts_with("tokens-");
+  EXPECT_EQ(found, 1);
 }
 
 TEST_F(ExamplesTest, OnlyTheCompletionHasALoss) {
@@ -423,6 +455,13 @@ TEST_F(ExamplesTest, WhatDoesNotServeATaskIsRefused) {
     return error_of([&] { data::Examples(o, tokenizer); });
   };
   EXPECT_NE(refused({}, bytes()).find("too little for one training sample"), std::string::npos);
+  const auto two = file("two.txt", std::string(399, 'a'));
+  EXPECT_NE(refused({.files = {two}}, bytes()).find("two.txt] got too little for one held-out sample of 128 tokens"),
+            std::string::npos);
+  EXPECT_NE(refused({.files = {two}, .heldout_files = {text}, .holdout = 0}, bytes())
+                .find("a.txt] got too little for one held-out sample"),
+            std::string::npos);
+  EXPECT_EQ(refused({.files = {two}, .holdout = 0}, bytes()), "");
   EXPECT_NE(refused({.task = Task::Mlm}, bytes()).find("tokenizer without"), std::string::npos);
   EXPECT_NE(refused({.sequence = 1}, bytes()).find("sequence: got 1"), std::string::npos);
   EXPECT_NE(refused({.holdout = 1}, bytes()).find("holdout"), std::string::npos);
