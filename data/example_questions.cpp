@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "data/faults.h"
 #include "data/sample_maker.h"
 
 namespace data {
@@ -24,18 +25,20 @@ class QuestionMaker : public SampleMaker {
     if (longest_question_ < 1 || static_cast<std::size_t>(options.stride) >= context)
       throw std::invalid_argument("[Examples] stride: got " + std::to_string(options.stride) + " with sequence " +
                                   std::to_string(options.sequence) + ", expected less than " + std::to_string(context));
+    Faults faults;
     for (const auto part : {Part::Training, Part::Heldout}) {
       auto& windows = windows_of(part);
       for (std::int64_t i = 0; i < split_.size(part); ++i) {
         const auto record = split_.at(part, i);
         for (const auto& answer : record.answers)
           if (answer.begin < 0)
-            throw std::runtime_error("[records] " + record.where + ": got the answer \"" + answer.text.substr(0, 80) +
-                                     "\", which is not in the context, expected a part of it");
+            faults.add(record.where, "the answer \"" + answer.text.substr(0, 80) + "\", which is not in the context",
+                       "a part of it");
         const auto count = windows_in(context_of(record).ids.size(), question_of(record).ids.size());
         for (std::uint32_t w = 0; w < count; ++w) windows.push_back({static_cast<std::uint32_t>(i), w});
       }
     }
+    faults.raise_any();
   }
 
   std::int64_t samples(Part part) const override {

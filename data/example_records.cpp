@@ -3,6 +3,7 @@
 #include <map>
 #include <set>
 
+#include "data/faults.h"
 #include "data/sample_maker.h"
 
 namespace data {
@@ -23,6 +24,14 @@ class RecordMaker : public SampleMaker {
   Record heldout_record(std::int64_t index) const override { return split_.at(Part::Heldout, index); }
 
  protected:
+  // Calls check(record, faults) for every record of both parts and throws all faults.
+  template <class Check>
+  void check_records(const Check& check) const {
+    Faults faults;
+    for (const auto part : {Part::Training, Part::Heldout})
+      for (std::int64_t i = 0; i < samples(part); ++i) check(split_.at(part, i), faults);
+    faults.raise_any();
+  }
   virtual Sample make_of(const Record& record) const = 0;
   // Tokens of a text that leave room for `added` more in `length`.
   std::vector<std::int32_t> encode_at_most(const std::string& text, std::int64_t length) const {
@@ -37,11 +46,12 @@ class RecordMaker : public SampleMaker {
 };
 
 // Every record must have one of two pairs of fields, or be a question.
-void require_pair(const Record& record, const char* first, const char* second) {
+void require_pair(const Record& record, const char* first, const char* second, Faults& faults) {
   if (record.find(first) != nullptr && record.find(second) != nullptr) return;
   if (record.find("question") != nullptr && (record.impossible || !record.answers.empty())) return;
-  throw std::runtime_error("[records] " + record.where + ": got a record without them, expected \"" + first +
-                           "\" and \"" + second + "\", or \"question\", \"answers\" and perhaps \"context\"");
+  faults.add(
+      record.where, "a record without them",
+      std::string("\"") + first + "\" and \"" + second + "\", or \"question\", \"answers\" and perhaps \"context\"");
 }
 
 // The accepted texts; a question without an answer has the empty one.
@@ -66,16 +76,15 @@ class PromptMaker : public RecordMaker {
                                   ", expected at least " + std::to_string(shortest) + ": a prompt and answer_tokens (" +
                                   std::to_string(options.answer_tokens) +
                                   "). Hint: a longer sequence, or fewer answer_tokens");
-    for (const auto part : {Part::Training, Part::Heldout})
-      for (std::int64_t i = 0; i < samples(part); ++i) {
-        const auto record = split_.at(part, i);
-        require_pair(record, "prompt", "completion");
-        const auto* text = record.find("completion");
-        const bool blank = text != nullptr && text->find_first_not_of(" \t\r\n") == std::string::npos;
-        if (blank && completion(record).size() == 1 && prompt_of(record, 1).empty())
-          throw std::runtime_error("[records] " + record.where +
-                                   ": got a prompt and a completion without a token, expected one of them with text");
-      }
+    check_records([this](const Record& record, Faults& faults) {
+      require_pair(record, "prompt", "completion", faults);
+      const auto *before = record.find("prompt"), *after = record.find("completion");
+      const auto blank = [](const std::string* text) {
+        return text != nullptr && text->find_first_not_of(" \t\r\n") == std::string::npos;
+      };
+      if (blank(before) && blank(after) && completion(record).size() == 1 && prompt_of(record, 1).empty())
+        faults.add(record.where, "a prompt and a completion without a token", "one of them with text");
+    });
   }
 
   std::int64_t heldout_records() const override { return samples(Part::Heldout); }
@@ -149,8 +158,7 @@ class SequenceMaker : public RecordMaker {
     if (added_ >= options.sequence || target_added_ >= options.target_sequence)
       throw std::invalid_argument(
           "[Examples] sequence: got one shorter than the special tokens, expected a longer one");
-    for (const auto part : {Part::Training, Part::Heldout})
-      for (std::int64_t i = 0; i < samples(part); ++i) require_pair(split_.at(part, i), "source", "target");
+    check_records([](const Record& record, Faults& faults) { require_pair(record, "source", "target", faults); });
   }
 
   std::int64_t heldout_records() const override { return samples(Part::Heldout); }
@@ -211,22 +219,17 @@ class ClassifiedMaker : public RecordMaker {
     for (std::size_t i = 0; i < labels_.size(); ++i) numbers_[labels_[i]] = static_cast<std::int32_t>(i);
     if (numbers_.size() != labels_.size())
       throw std::invalid_argument("[Examples] labels: got a name twice, expected each once");
-    for (const auto part : {Part::Training, Part::Heldout})
-      for (std::int64_t i = 0; i < samples(part); ++i) (void)number_of(split_.at(part, i));
+    check_records([this](const Record& record, Faults& faults) {
+      if (!numbers_.contains(label_of(record)))
+        faults.add(record.where, "the label \"" + label_of(record).substr(0, 80) + "\"",
+                   "one of the " + std::to_string(labels_.size()) + " of the training records");
+    });
   }
 
   const std::vector<std::string>& labels() const override { return labels_; }
 
  private:
   static const std::string& label_of(const Record& record) { return *record.find("label"); }
-  std::int32_t number_of(const Record& record) const {
-    const auto found = numbers_.find(label_of(record));
-    if (found == numbers_.end())
-      throw std::runtime_error("[records] " + record.where + ": got the label \"" + label_of(record).substr(0, 80) +
-                               "\", expected one of the " + std::to_string(labels_.size()) +
-                               " of the training records");
-    return found->second;
-  }
   Sample make_of(const Record& record) const override {
     auto first = encoding_of(tokenizer_.encode(*record.find("text"), false)), second = Encoding{};
     const auto* pair = record.find("text_pair");
@@ -247,7 +250,7 @@ class ClassifiedMaker : public RecordMaker {
     sample.ids.resize(std::min(sample.ids.size(), static_cast<std::size_t>(options_.sequence)));
     sample.types.assign(whole.types.begin(), whole.types.end());
     pad(sample, options_.sequence, padding_);
-    sample.label = number_of(record);
+    sample.label = numbers_.at(label_of(record));
     return sample;
   }
 

@@ -79,8 +79,11 @@ class TreeBuilder {
     auto level = std::move(levels_.back());
     levels_.pop_back();
     level.value.end = position();
+    const std::size_t before = level.values;
     const bool keep = !object_end_ || object_end_(static_cast<int>(levels_.size()) + 1, level.value);
-    return keep ? place(std::move(level.value), std::move(level.place)) : after();
+    if (keep) return place(std::move(level.value), std::move(level.place));
+    values_ = before;
+    return after();
   }
   bool end_array() {
     auto level = std::move(levels_.back());
@@ -97,8 +100,9 @@ class TreeBuilder {
  private:
   struct Level {
     Json value;
-    std::string place;  // the key of `value` in the object that has it
-    std::string key;    // of the value that comes next
+    std::string place;       // the key of `value` in the object that has it
+    std::string key;         // of the value that comes next
+    std::size_t values = 0;  // of the tree before this one
     std::unordered_set<std::string> keys;
   };
 
@@ -127,13 +131,20 @@ class TreeBuilder {
       throw JsonFault(position(), "more than " + std::to_string(limits_.depth) + " levels of objects and lists");
     std::string place = levels_.empty() ? "" : std::move(levels_.back().key);
     auto& level = levels_.emplace_back();
+    level.values = values_;
+    count();
     level.place = std::move(place);
     level.value.kind = kind;
     level.value.begin = before_;
     before_ = position();
     return true;
   }
+  void count() {
+    if (++values_ > limits_.values)
+      throw JsonFault(position(), "more than " + std::to_string(limits_.values) + " values");
+  }
   bool add(Json json) {
+    count();
     json.begin = before_;
     json.end = position();
     return place(std::move(json), levels_.empty() ? "" : std::move(levels_.back().key));
@@ -158,7 +169,7 @@ class TreeBuilder {
   JsonLimits limits_;
   const JsonObjectEnd& object_end_;
   std::vector<Level> levels_;
-  std::size_t before_ = 0;
+  std::size_t before_ = 0, values_ = 0;
   Json root_;
 };
 

@@ -46,6 +46,7 @@ struct JsonLimits {
   int depth = 16;                                  // of nested objects and lists
   std::size_t bytes = std::size_t{64} << 20;       // of the text
   std::size_t text_bytes = std::size_t{64} << 20;  // of one key or text
+  std::size_t values = std::size_t{1} << 22;       // kept in the tree at once; one takes about 150 bytes
 };
 
 // Called at the end of every object that is `depth` levels deep (the outermost: 1). false: the tree does not keep it,

@@ -10,33 +10,16 @@
 #include <stdexcept>
 
 #include "data/csv.h"
+#include "data/faults.h"
 #include "data/json.h"
 #include "data/tokenizers/unicode.h"
 
 namespace data {
 namespace {
 
-constexpr std::size_t kFaultsShown = 20;
 constexpr std::size_t kRecordBytes = std::size_t{64} << 20;
 constexpr std::size_t kSquadBytes = std::size_t{4} << 30;
 constexpr std::size_t kMostRecords = std::size_t{1} << 31;
-
-class Faults {
- public:
-  void add(const std::string& where, const std::string& got, const std::string& expected) {
-    if (count_++ < kFaultsShown) text_ += "\n  " + where + ": got " + got + ", expected " + expected;
-  }
-  void raise_any() const {
-    if (count_ == 0) return;
-    std::string text = "[records] " + std::to_string(count_) + (count_ == 1 ? " fault" : " faults") + text_;
-    if (count_ > kFaultsShown) text += "\n  and " + std::to_string(count_ - kFaultsShown) + " more";
-    throw std::runtime_error(text);
-  }
-
- private:
-  std::size_t count_ = 0;
-  std::string text_;
-};
 
 // A record that is not as it should be.
 struct RecordFault {
@@ -274,6 +257,9 @@ Records::Records(const std::vector<std::string>& files, const RecordOptions& opt
       const Entry entry{number, static_cast<std::uint32_t>(std::min<std::int64_t>(line, UINT32_MAX)), begin, end};
       try {
         if (index_.size() >= kMostRecords) throw RecordFault{"more records", "at most 2^31"};
+        if (source.format != RecordFormat::Squad && end - begin > kRecordBytes)
+          throw RecordFault{"a record of " + std::to_string(end - begin) + " bytes",
+                            "at most " + std::to_string(kRecordBytes) + ". Hint: several files, or a line a document"};
         check_required(read(source, entry), options.required);
         index_.push_back(entry);
       } catch (const RecordFault& fault) {

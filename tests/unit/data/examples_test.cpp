@@ -185,8 +185,17 @@ TEST_F(ExamplesTest, QuestionsArePromptsForDecoders) {
   EXPECT_EQ(error_of([&] {
               data::Examples({.task = Task::Prompt, .files = {file("c.jsonl", R"({"text": "x"})")}, .holdout = 0},
                              bytes());
-            }).find("[records] "),
+            }).find("[records] 1 fault\n"),
             0u);
+  // All faults in one error, the first 20 in words.
+  std::string many;
+  for (int i = 0; i < 25; ++i) many += "{\"text\": \"x\"}\n";
+  const auto all = error_of(
+      [&] { data::Examples({.task = Task::Prompt, .files = {file("d.jsonl", many)}, .holdout = 0}, bytes()); });
+  EXPECT_EQ(all.find("[records] 25 faults\n"), 0u);
+  EXPECT_NE(all.find("d.jsonl:20: got a record without them, expected \"prompt\" and"), std::string::npos);
+  EXPECT_EQ(all.find("d.jsonl:21"), std::string::npos);
+  EXPECT_NE(all.find("and 5 more"), std::string::npos);
 }
 
 TEST_F(ExamplesTest, AHeldOutPromptDoesNotTellHowLongItsReferenceIs) {
@@ -338,6 +347,8 @@ TEST_F(ExamplesTest, LabelsAreNumberedInOrder) {
   }
   o.labels = {"10", "x"};
   EXPECT_NE(error_of([&] { data::Examples(o, bert()); }).find("got the label \"9\""), std::string::npos);
+  o.labels = {"x"};
+  EXPECT_EQ(error_of([&] { data::Examples(o, bert()); }).find("[records] 2 faults\n"), 0u);
 }
 
 TEST_F(ExamplesTest, AnswersOfWindowsComeBackAsText) {
@@ -466,8 +477,9 @@ TEST_F(ExamplesTest, WhatDoesNotServeATaskIsRefused) {
   EXPECT_NE(refused({.sequence = 1}, bytes()).find("sequence: got 1"), std::string::npos);
   EXPECT_NE(refused({.holdout = 1}, bytes()).find("holdout"), std::string::npos);
   EXPECT_NE(refused({.task = Task::Classify}, bert()).find("expected a field \"label\""), std::string::npos);
-  const auto question = file("q.jsonl", R"({"context": "Ann", "question": "Who?", "answers": ["Bob"]})");
-  EXPECT_NE(refused({.task = Task::Qa, .files = {question}, .holdout = 0}, bert()).find("which is not in the context"),
+  const auto question = file("q.jsonl", R"({"context": "Ann", "question": "Who?", "answers": ["Bob", "Eve"]})");
+  EXPECT_NE(refused({.task = Task::Qa, .files = {question}, .holdout = 0}, bert())
+                .find("\"Eve\", which is not in the context"),
             std::string::npos);
   EXPECT_NE(refused({.task = Task::Qa, .files = {question}, .holdout = 0}, bytes()).find("tokenizer without"),
             std::string::npos);

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "data/csv.h"
+#include "data/json.h"
 #include "data/records.h"
 #include "support/folder.h"
 
@@ -161,6 +162,53 @@ TEST_F(RecordsTest, WrongFilesAreRefused) {
   EXPECT_NE(error_of("missing/../a.txt", "x").find("[records]"), std::string::npos);
   EXPECT_THROW((void)data::record_format("xml"), std::invalid_argument);
   EXPECT_EQ(data::record_format("squad"), data::RecordFormat::Squad);
+}
+
+TEST_F(RecordsTest, RecordsBeyondTheLimitAreRefusedWithoutACopy) {
+  const std::string kib(1024, 'x');
+  const auto large = [&](const std::string& name, const std::string& begin) {
+    const auto path = (folder_.path() / name).string();
+    std::ofstream out(path, std::ios::binary);
+    out << begin;
+    for (int i = 0; i < (64 << 10); ++i) out << kib;  // 64 MiB
+    out << "\n";
+    return path;
+  };
+  const auto refused = [](const std::string& path, data::RecordFormat format) {
+    try {
+      data::Records records({path}, {.format = format});
+    } catch (const std::exception& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  const auto text = large("a.txt", "first\n-");
+  EXPECT_NE(
+      refused(text, data::RecordFormat::Document).find("a.txt:1: got a record of 67108872 bytes, expected at most"),
+      std::string::npos);
+  EXPECT_NE(refused(text, data::RecordFormat::Lines).find("a.txt:2: got a record of 67108865 bytes"),
+            std::string::npos);
+  EXPECT_NE(refused(text, data::RecordFormat::Csv).find("a.txt:2: got a record of 67108865 bytes"), std::string::npos);
+  EXPECT_NE(refused(text, data::RecordFormat::Jsonl).find("a.txt:2: got a record of 67108865 bytes"),
+            std::string::npos);
+}
+
+TEST(JsonTest, ValuesAreCounted) {
+  const auto fault_of = [](const std::string& text, std::size_t values, const data::JsonObjectEnd& end) -> std::string {
+    try {
+      (void)data::read_json(text, {.values = values}, end);
+    } catch (const data::JsonFault& fault) {
+      return fault.what();
+    }
+    return "";
+  };
+  const std::string text = R"({"a": [1, null, {"b": "c"}, {"b": "d"}]})";
+  EXPECT_EQ(fault_of(text, 8, nullptr), "");
+  EXPECT_EQ(fault_of(text, 7, nullptr), "more than 7 values");
+  // An object that the tree does not keep counts while it is read.
+  const auto drop = [](int depth, const data::Json&) { return depth != 3; };
+  EXPECT_EQ(fault_of(text, 6, drop), "");
+  EXPECT_EQ(fault_of(text, 5, drop), "more than 5 values");
 }
 
 TEST_F(RecordsTest, DigestsAreOfContentsNotNames) {
