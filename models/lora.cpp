@@ -40,6 +40,16 @@ at::Tensor weight_of(const torch::nn::Module& module) {
   return *weight;
 }
 
+// The factors of a tied weight would change one of its uses, and merged both.
+void refuse_tied(const torch::nn::Module& model, const std::string& path, const torch::nn::Module& layer) {
+  const at::Tensor weight = weight_of(layer);
+  for (const auto& item : model.named_parameters())
+    if (item.key() != path + ".weight" && item.value().is_same(weight))
+      throw std::invalid_argument("[Lora] got the target " + path + ", whose weight is also " + item.key() +
+                                  ", expected layers with a weight of their own. Hint: leave " + path +
+                                  " out of the targets, or build the model without tied output");
+}
+
 torch::nn::Linear factor(std::int64_t in, std::int64_t out) {
   return torch::nn::Linear(torch::nn::LinearOptions(in, out).bias(false));
 }
@@ -54,6 +64,7 @@ Lora::Lora(torch::nn::Module& model, const LoraOptions& options, const std::func
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     auto* const adaptable = dynamic_cast<Adaptable*>(item.value().get());
     if (adaptable == nullptr || !chosen(item.key())) continue;
+    refuse_tied(model, item.key(), *item.value());
     state_->layers[item.key()] = {adaptable, item.value(), nullptr, nullptr};
     paths_.push_back(item.key());
   }

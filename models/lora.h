@@ -26,7 +26,7 @@ class Lora {
   // accepts, and freezes all parameters of the model except the factors and those whose name `kept` accepts. A is drawn
   // from U(-1/sqrt(in), 1/sqrt(in)), which is Kaiming's with a = sqrt(5), in the order of the paths; B is zero, so that
   // the model computes what it did. Throws std::invalid_argument for a rank below 1, a dropout that is no probability,
-  // and if no layer is chosen.
+  // if no layer is chosen, and for a layer whose weight has another name too (a tied output).
   Lora(torch::nn::Module& model, const LoraOptions& options, const std::function<bool(const std::string&)>& chosen,
        const std::function<bool(const std::string&)>& kept = nullptr);
 

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "models/adaptable.h"
+#include "models/layers.h"
+#include "models/llama.h"
 
 namespace models {
 namespace {
@@ -85,6 +87,42 @@ TEST(Lora, DropsTheFactorsInputInTrainingAlone) {
   EXPECT_FALSE(net(x).equal(net(x)));
   net->eval();
   EXPECT_TRUE(net(x).equal(net(x)));
+}
+
+// Its output has the weight of its embedding.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(5, 3));
+    hidden = register_module("hidden", AdaptableLinear(3, 3));
+    output = register_module("output", Linear(embedding->weight, at::Tensor()));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  AdaptableLinear hidden{nullptr};
+  Linear output{nullptr};
+};
+TORCH_MODULE(Tied);
+
+TEST(Lora, RefusesTiedWeights) {
+  const auto error = [](torch::nn::Module& model, const std::string& target) -> std::string {
+    try {
+      Lora(model, {.rank = 1}, [&](const std::string& path) { return path == target; });
+    } catch (const std::invalid_argument& e) {
+      return e.what();
+    }
+    return "";
+  };
+  Tied net;
+  EXPECT_EQ(error(*net, "output").find("[Lora] got the target output, whose weight is also embedding.weight, expected"),
+            0u)
+      << error(*net, "output");
+  for (const auto& item : net->named_parameters()) EXPECT_TRUE(item.value().requires_grad()) << item.key();
+  EXPECT_EQ(error(*net, "hidden"), "");
+  // As the models themselves tie.
+  LlamaConfig config;
+  config.vocabulary = 11, config.hidden = 8, config.layers = 1, config.heads = config.kv_heads = 2, config.inner = 8;
+  config.tied_output = true;
+  Llama llama(config);
+  EXPECT_NE(error(*llama, "lm_head").find("model.embed_tokens.weight"), std::string::npos);
 }
 
 TEST(Lora, RefusesWhatIsNoAdapter) {
