@@ -9,6 +9,7 @@ int zero_doctor(int argc, char** argv);
 int zero_plan(int argc, char** argv);  // with --measure in `zero-torch`
 int zero_report(int argc, char** argv);
 int zero_models(int argc, char** argv);
+int zero_reproduce(int argc, char** argv);
 int zero_explain(int argc, char** argv);  // with --live in `zero-torch`
 
 // In `zero-torch`, with torch. Weak: a program without one of them rejects its name.

@@ -28,6 +28,7 @@ Usage: zero SUBCOMMAND [options]
   plan                    estimate memory, traffic and time before a run
   explain stage 0-3       where states are stored and sent in each phase
   report RUN...           a page about finished runs: curves, memory, traffic
+  reproduce [NAME...]     the papers' and documents' experiments, on this machine
   bench                   measure collectives, optimizer, I/O, steps, stages
   doctor                  check what this machine provides and lacks
   checkpoint              list, read and verify checkpoints
@@ -63,8 +64,8 @@ Example
 }
 
 int dispatch(const std::vector<std::string>& words) {
-  static const std::vector<std::string> kNames = {"train", "run",    "plan",       "explain", "report",
-                                                  "bench", "doctor", "checkpoint", "config",  "models"};
+  static const std::vector<std::string> kNames = {"train",  "run",        "plan",   "explain", "report",   "bench",
+                                                  "doctor", "checkpoint", "config", "models",  "reproduce"};
   const std::string& word = words[0];
   std::vector<char*> argv;
   for (const std::string& w : words) argv.push_back(const_cast<char*>(w.c_str()));
@@ -75,6 +76,7 @@ int dispatch(const std::vector<std::string>& words) {
   if (word == "doctor") return zero_doctor(argc, argv.data());
   if (word == "report") return zero_report(argc, argv.data());
   if (word == "models") return zero_models(argc, argv.data());
+  if (word == "reproduce") return zero_reproduce(argc, argv.data());
   // Predictions need no libtorch; what is run does.
   const auto has = [&](const char* option) { return std::find(words.begin(), words.end(), option) != words.end(); };
   if (word == "plan" && !has("--measure")) return zero_plan(argc, argv.data());

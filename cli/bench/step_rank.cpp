@@ -4,10 +4,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/DeviceAccelerator.h>
 #include <torch/torch.h>
+#include <zero/fake_communicator.h>
 #include <zero/zero.h>
 
 #include <chrono>
 #include <cmath>
+#include <ctime>
 
 #include "cli/bench/bench_gpt.h"
 #include "cli/support/gpt_json.h"
@@ -29,6 +31,13 @@ using Clock = std::chrono::steady_clock;
 
 double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
+}
+
+// Of this process: all its threads.
+double processor_seconds() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 c10::Device device_of(const StepTask& task, const Communicator& comm) {
@@ -147,20 +156,23 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   place_segments(model, segments_of(options, task.gpt));
   Engine engine(model, options, mesh);
   GptShare share(model, *mesh, options);
-  std::vector<double> step_s, forward_s, backward_s, optimizer_s, losses;
+  std::vector<double> step_s, forward_s, backward_s, optimizer_s, losses, cpu_step_s, cpu_optimizer_s;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
     const auto samples = tokens.of(k);
     if (k == task.warmup) {
       comm->barrier();
       comm->reset_stats();
     }
+    const auto cpu_start = processor_seconds();
     const auto start = now_on(device);
     auto loss = share.loss_of(samples);
     const auto forward = now_on(device);
     share.backward(engine, loss, task.batch);
     const auto backward = now_on(device);
+    const auto cpu_backward = processor_seconds();
     engine.step();
     const auto end = now_on(device);
+    const auto cpu_end = processor_seconds();
     losses.push_back(loss.item<double>());
     if (!std::isfinite(losses.back()))
       throw InternalError("[zero bench step] got loss " + std::to_string(losses.back()) + " in step " +
@@ -171,10 +183,12 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
     forward_s.push_back(seconds(start, forward));
     backward_s.push_back(seconds(forward, backward));
     optimizer_s.push_back(seconds(backward, end));
+    cpu_step_s.push_back(cpu_end - cpu_start);
+    cpu_optimizer_s.push_back(cpu_end - cpu_backward);
   }
   const auto sent = comm->stats();
   comm->barrier();
-  if (task.on_gpu) engine.reset_peak_memory();
+  if (task.on_gpu || task.alone_of > 0) engine.reset_peak_memory();
   PssSampler sampler;
   for (std::int64_t k = 0; k < kMemorySteps; ++k) {
     auto loss = share.loss_of(tokens.of(k));
@@ -195,6 +209,10 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
       {"bytes_sent_per_step", static_cast<double>(sent.bytes_sent()) / static_cast<double>(task.steps)},
       {"bytes_across_hosts_per_step", static_cast<double>(sent.bytes_across_hosts) / static_cast<double>(task.steps)},
       {"peak_pss_bytes", peaks}};
+  if (task.alone_of > 0)
+    result["alone"] = {{"device_peak_bytes", engine.memory().peak(MemoryReport::Tier::Device)},
+                       {"cpu_step_s", spread_of(cpu_step_s)},
+                       {"cpu_optimizer_s", spread_of(cpu_optimizer_s)}};
   if (task.on_gpu) result["memory"] = gpu_memory(engine.memory());
   add_traffic(result, task, *mesh, sent);
   if (task.trace.empty()) return result;
@@ -301,17 +319,10 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
 }  // namespace
 
 Json StepTask::json() const {
-  return {{"recipe", recipe},
-          {"on_gpu", on_gpu},
-          {"stage", stage},
-          {"steps", steps},
-          {"warmup", warmup},
-          {"batch", batch},
-          {"threads", threads},
-          {"gpt", gpt},
-          {"set", set},
-          {"trace", trace},
-          {"mesh", {tensor_parallel, sequence_parallel, segments}}};
+  return {{"recipe", recipe},   {"on_gpu", on_gpu},     {"stage", stage},
+          {"steps", steps},     {"warmup", warmup},     {"batch", batch},
+          {"threads", threads}, {"gpt", gpt},           {"set", set},
+          {"trace", trace},     {"alone_of", alone_of}, {"mesh", {tensor_parallel, sequence_parallel, segments}}};
 }
 
 StepTask StepTask::from(const Json& json) {
@@ -325,6 +336,7 @@ StepTask StepTask::from(const Json& json) {
   json.at("threads").get_to(task.threads);
   json.at("set").get_to(task.set);
   json.at("trace").get_to(task.trace);
+  json.at("alone_of").get_to(task.alone_of);
   const auto& mesh = json.at("mesh");
   mesh.at(0).get_to(task.tensor_parallel);
   mesh.at(1).get_to(task.sequence_parallel);
@@ -354,8 +366,9 @@ Options options_of(const StepTask& task) {
   return with_heads_whole(Options::from_json(config.dump(), "<zero bench step>", std::move(settings)), task.gpt);
 }
 
-Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
+Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& ranks) {
   at::set_num_threads(static_cast<int>(task.threads));
+  const auto comm = task.alone_of > 0 ? fake_communicator(0, static_cast<int>(task.alone_of)) : ranks;
   return task.stage == StepTask::kCompute ? compute(task, comm) : training(task, comm);
 }
 

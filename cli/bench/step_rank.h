@@ -22,6 +22,8 @@ struct StepTask {
   static constexpr int kCompute = -1;
   std::int64_t steps = 20, warmup = 5, batch = 1, threads = 1;
   std::int64_t tensor_parallel = 0, sequence_parallel = 0;  // 0: as the configuration says, by default 1
+  // Ranks of the run of which this is one without the others (zero/fake_communicator.h); 0: all are there.
+  std::int64_t alone_of = 0;
   std::int64_t segments = 0;  // of activation checkpointing; 0: as the configuration says, by default none
   models::GptConfig gpt;
   std::vector<std::string> set;  // "KEY=VALUE" settings of the configuration
@@ -37,7 +39,9 @@ Options options_of(const StepTask& task);
 
 // Collective. Times are rank 0's, in seconds, one a measured step:
 //   {"transport", "step_s", "forward_s", "backward_s", "optimizer_s": [...], "losses": [...],
-//    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "memory": {...} on a GPU, "trace": {...}, "trace_lines":
+//    "bytes_sent_per_step", "peak_pss_bytes": [by rank], "alone": {"device_peak_bytes" of the ledger, "cpu_step_s",
+//    "cpu_optimizer_s": processor time} for a rank without the others, "memory": {...} on a GPU, "trace": {...},
+//    "trace_lines":
 //    [...]}
 // and if ranks share samples {"bytes_by_axis", "operations"}: bytes sent a step by dimension of the mesh, and by
 // operation with calls. Those of activations have "alone_s", what a step's calls take when nothing else runs: as many

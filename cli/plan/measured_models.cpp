@@ -60,17 +60,6 @@ struct Trained {
   std::uint64_t states = 0, peak = 0, tensor_sent = 0, zero_sent = 0;
 };
 
-// The largest number of layers up to kMostLayers for which `fits` holds; 0: none.
-std::int64_t largest_by(const std::function<bool(std::int64_t)>& fits) {
-  std::int64_t good = 0, bad = 1;
-  while (bad <= kMostLayers && fits(bad)) good = bad, bad *= 2;
-  while (bad - good > 1) {
-    const auto middle = good + (bad - good) / 2;
-    (fits(middle) ? good : bad) = middle;
-  }
-  return good;
-}
-
 // What is compared with the budget.
 enum class Criterion { States, Peak };
 constexpr Criterion kCriteria[] = {Criterion::States, Criterion::Peak};
@@ -98,7 +87,7 @@ class Cell {
                                                     static_cast<double>(asked_.data));
   }
   std::int64_t layers_by_parts() const {
-    return largest_by([&](std::int64_t layers) {
+    return largest_whole(kMostLayers, [&](std::int64_t layers) {
       return planning::state_bytes(planning::kMixedAdam, task_.stage, static_cast<double>(of_rank(layers)),
                                    static_cast<double>(asked_.data)) <= static_cast<double>(asked_.budget);
     });
@@ -136,7 +125,7 @@ class Cell {
     machine.gpu = false;
     machine.ranks_per_host = static_cast<int>(ranks());
     machine.shared_memory = ranks() > 1;
-    return largest_by([&](std::int64_t layers) {
+    return largest_whole(kMostLayers, [&](std::int64_t layers) {
       const auto task = of(layers);
       const auto memory = plan(plan_model(task.gpt), task.options(), machine).memory;
       std::uint64_t bytes = memory.peak(Tier::Device);

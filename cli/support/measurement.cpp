@@ -59,6 +59,16 @@ Json spread_of(const std::vector<double>& values) {
   return {{"median", quantile(values, 0.5)}, {"min", quantile(values, 0)}, {"p99", quantile(values, 0.99)}};
 }
 
+std::int64_t largest_whole(std::int64_t most, const std::function<bool(std::int64_t)>& fits) {
+  std::int64_t good = 0, bad = 1;
+  while (bad <= most && fits(bad)) good = bad, bad = bad < most ? std::min(2 * bad, most) : most + 1;
+  while (bad - good > 1) {
+    const auto middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
 std::string fixed(double value, int digits) {
   char text[64];
   std::snprintf(text, sizeof text, "%.*f", digits, value);

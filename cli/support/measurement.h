@@ -1,6 +1,8 @@
-// Shared by the measurements of `zero bench`: list options, statistics of samples, and the machine description.
-// Independent of libtorch, models and ranks.
+// Shared by the measurements of `zero bench` and `zero reproduce`: list options, statistics of samples, and the machine
+// description. Independent of libtorch, models and ranks.
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,6 +24,9 @@ double quantile(std::vector<double> values, double q);
 
 // {"median": ..., "min": ..., "p99": ...}, in the unit of the values.
 Json spread_of(const std::vector<double>& values);
+
+// The largest whole number from 1 to `most` for which `fits` holds, 0: none. It must hold below any for which it does.
+std::int64_t largest_whole(std::int64_t most, const std::function<bool(std::int64_t)>& fits);
 
 // The value with `digits` decimals.
 std::string fixed(double value, int digits);

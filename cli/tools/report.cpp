@@ -1,15 +1,11 @@
 // `zero report`: reads run folders and writes one HTML file. Reading and drawing are in src/core/report.
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/support/options.h"
+#include "cli/support/whole_file.h"
 #include "report/page/html_page.h"
 #include "report/page/run_record.h"
 #include "report/text/text.h"
@@ -19,19 +15,6 @@ namespace {
 
 constexpr std::size_t kMostRuns = 16;
 constexpr std::size_t kMostLoads = 60;  // moments of a run in the JSON document
-
-// Atomic: leaves the complete new page or the previous one.
-void write_page(const std::string& path, const std::string& text) {
-  const std::string partial = path + ".partial";
-  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (out && std::rename(partial.c_str(), path.c_str()) == 0) return;
-  const int error = errno;
-  std::remove(partial.c_str());
-  throw IoError("[--out] got \"" + std::string(std::strerror(error)) + "\" for " + path + ", expected to write " +
-                std::to_string(text.size()) + " bytes");
-}
 
 nlohmann::ordered_json json_of(const report::AxisBytes& bytes) {
   return {{"all", bytes.sum()},
@@ -104,7 +87,7 @@ int zero_report(int argc, char** argv) {
   }
   report::label_runs(runs);
   const std::string page = report::html_page(runs);
-  write_page(out, page);
+  write_whole("--out", out, page);
   if (command.global().json) {
     nlohmann::ordered_json document{{"schema", "zero.report/1"}, {"file", out}, {"bytes", page.size()}};
     for (const auto& run : runs) document["runs"].push_back(json_of(run));

@@ -13,7 +13,9 @@ from libzero import deepspeed
 class Net(torch.nn.Module):
     def __init__(self, layer: type[torch.nn.Module], **words: Any) -> None:
         super().__init__()
-        self.blocks = torch.nn.ModuleList(torch.nn.Sequential(layer(24, 24, **words), torch.nn.Tanh()) for _ in range(2))
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(layer(24, 24, **words), torch.nn.Tanh()) for _ in range(2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:

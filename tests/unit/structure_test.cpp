@@ -84,6 +84,7 @@ const std::vector<Row>& table() {
       {"cli/bench",
        {"cli", "cli/support", "cli/plan", "cli/explain", "core/config", "core/optim", "core/storage", "core/plan",
         "core/launch", "core/report", "models"}},
+      {"cli/reproduce", {"cli", "cli/support", "core/plan", "core/launch", "core/report", "models"}},
       {"cli/tools", {"cli", "cli/support", "core/config", "core/storage", "core/launch", "core/report", "models"}},
   };
   return rows;

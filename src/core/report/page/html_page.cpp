@@ -450,13 +450,8 @@ std::string environment_section(const Runs& runs) {
 std::string html_page(const Runs& records) {
   Runs runs = records;
   share_purposes(runs);
-  std::string out =
-      "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
-      "script-src 'unsafe-inline'\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>zero report: " +
-      html_text(title_of(runs)) + "</title>\n<style>\n" + page_style() + "</style></head>\n<body><main>\n<h1>" +
-      html_text(title_of(runs)) + "</h1>\n<p>" + html_text(subtitle_of(runs)) + "</p>\n";
+  std::string out = html_head("zero report: " + title_of(runs)) + "<body><main>\n<h1>" + html_text(title_of(runs)) +
+                    "</h1>\n<p>" + html_text(subtitle_of(runs)) + "</p>\n";
   out +=
       "<noscript><p>The charts need a script that is part of this file; the tables show the same numbers without "
       "it.</p></noscript>\n";

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "report/page/html_page.h"
 #include "report/text/text.h"
 
 namespace zero::report {
@@ -57,6 +58,14 @@ std::string HtmlTable::done() const {
     out += std::string("<th scope=\"col\"") + (i > 0 && numeric_ ? " class=\"n\"" : "") + ">" + html_text(header_[i]) +
            "</th>";
   return out + "</tr></thead>\n<tbody>\n" + rows_ + "</tbody></table></div>\n";
+}
+
+std::string html_head(const std::string& title, const std::string& more) {
+  return "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
+         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+         "script-src 'unsafe-inline'\">\n"
+         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+         html_text(title) + "</title>\n<style>\n" + page_style() + more + "</style></head>\n";
 }
 
 std::string color_of_run(std::size_t i) { return "r" + std::to_string(i % 8); }

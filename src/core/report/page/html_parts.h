@@ -41,6 +41,8 @@ class HtmlTable {
   bool numeric_ = true;  // so are all rows of a table
 };
 
+// The document up to its body, with the pages' style and `more` of it. It loads nothing.
+std::string html_head(const std::string& title, const std::string& more = "");
 std::string color_of_run(std::size_t i);
 std::string section(const std::string& title, const std::string& says, const std::string& body);
 // The place where the page's script draws.
