@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <sstream>
 #include <stdexcept>
@@ -41,13 +42,11 @@ double f1_of(const std::string& prediction, const std::string& reference) {
 
 std::string normalized_answer(std::string_view text) {
   // As the script: punctuation disappears first, then articles that stand alone become a space, then spaces are joined.
-  std::string plain;
-  for (std::string_view rest = text.substr(0, invalid_utf8(text)); !rest.empty();) {
-    const auto [code, bytes] = first_code_point(rest);
-    rest.remove_prefix(bytes);
-    if (code < 0x80 && is_punctuation(code)) continue;
-    append_lower(plain, code);
-  }
+  std::string plain = python_lower(text.substr(0, invalid_utf8(text)));
+  std::erase_if(plain, [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x80 && is_punctuation(byte);
+  });
   std::string result, word;
   const auto flush = [&] {
     result += is_article(word) ? " " : word;
@@ -55,7 +54,7 @@ std::string normalized_answer(std::string_view text) {
   };
   for (std::string_view rest = plain; !rest.empty();) {
     const auto [code, bytes] = first_code_point(rest);
-    if (is_word(code) && !is_mark(code)) {
+    if (is_python_word(code)) {
       word += rest.substr(0, bytes);
     } else {
       flush();
@@ -113,7 +112,7 @@ double accuracy(const std::vector<std::int32_t>& predictions, const std::vector<
 }
 
 double perplexity(double summed_loss, std::int64_t tokens) {
-  return tokens < 1 ? 1 : std::exp(summed_loss / static_cast<double>(tokens));
+  return tokens < 1 ? std::numeric_limits<double>::quiet_NaN() : std::exp(summed_loss / static_cast<double>(tokens));
 }
 
 }  // namespace data

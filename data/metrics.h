@@ -25,7 +25,7 @@ AnswerScores answer_scores(const std::vector<std::string>& predictions,
 
 // The share of equal elements, in [0, 1]; 0 of none.
 double accuracy(const std::vector<std::int32_t>& predictions, const std::vector<std::int32_t>& labels);
-// exp of the mean loss in nats; infinity beyond what a double holds.
+// exp of the mean loss in nats; infinity beyond what a double holds, NaN of no tokens.
 double perplexity(double summed_loss, std::int64_t tokens);
 
 }  // namespace data

@@ -116,6 +116,58 @@ void append_lower(std::string& out, std::int32_t code) {
   if (code == 0x130) append_utf8(out, 0x307);
 }
 
+namespace {
+
+constexpr std::int32_t kCapitalSigma = 0x3a3, kFinalSigma = 0x3c2;
+
+bool is_cased(std::int32_t code) {
+  const auto category = utf8proc_category(code);
+  return category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL || category == UTF8PROC_CATEGORY_LT ||
+         utf8proc_tolower(code) != code || utf8proc_toupper(code) != code || code == 0xaa || code == 0xba;
+}
+
+// Unicode's Case_Ignorable: some categories, and what stands inside words (Word_Break of middles and single quotes).
+bool is_case_ignorable(std::int32_t code) {
+  constexpr std::array<std::int32_t, 17> kInside{'\'',   '.',    ':',    0xb7,   0x387,  0x55f,  0x5f4,  0x2018, 0x2019,
+                                                 0x2024, 0x2027, 0xfe13, 0xfe52, 0xfe55, 0xff07, 0xff0e, 0xff1a};
+  switch (utf8proc_category(code)) {
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_SK:
+      return true;
+    default:
+      return std::find(kInside.begin(), kInside.end(), code) != kInside.end();
+  }
+}
+
+}  // namespace
+
+std::string python_lower(std::string_view text) {
+  std::string lower;
+  bool after_cased = false;  // the last character that is not ignorable
+  while (!text.empty()) {
+    const auto [code, bytes] = first_code_point(text);
+    text.remove_prefix(bytes);
+    bool before_cased = false;
+    if (code == kCapitalSigma && after_cased)
+      for (auto rest = text; !rest.empty();) {
+        const auto next = first_code_point(rest);
+        rest.remove_prefix(next.bytes);
+        if (is_case_ignorable(next.code)) continue;
+        before_cased = is_cased(next.code);
+        break;
+      }
+    if (code == kCapitalSigma && after_cased && !before_cased)
+      append_utf8(lower, kFinalSigma);
+    else
+      append_lower(lower, code);
+    if (!is_case_ignorable(code)) after_cased = is_cased(code);
+  }
+  return lower;
+}
+
 bool is_python_space(std::int32_t code) { return is_white_space(code) || (code >= 0x1c && code <= 0x1f); }
 
 bool is_white_space(std::int32_t code) {
@@ -157,6 +209,12 @@ bool is_word(std::int32_t code) {
   const auto category = category_of(code);
   return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_ND) || category == UTF8PROC_CATEGORY_PC ||
          code == 0x200c || code == 0x200d || other_alphabetic(code);
+}
+
+bool is_python_word(std::int32_t code) {
+  if (code < 0x80) return is_word(code);
+  const auto category = utf8proc_category(code);
+  return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO) || is_numeric(code);
 }
 
 bool is_cjk(std::int32_t code) {

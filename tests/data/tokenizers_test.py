@@ -14,6 +14,7 @@ import random
 import re
 import string
 import subprocess
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ tokenizers = pytest.importorskip("tokenizers")
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 PROGRAM = Path(os.environ.get("ZERO_TOKENIZER_PROGRAM", Path(__file__).parents[2] / "build/tests/tokenizer_program"))
-LINES, TRAINING_LINES, VOCABULARY = 10_000, 6_000, 4_000
+LINES, TRAINING_LINES, VOCABULARY, SCRIPTS = 10_000, 6_000, 4_000, 20
 
 HARD = [
     "",
@@ -95,7 +96,11 @@ def text() -> tuple[list[str], list[str]]:
     lines = catalogs()
     if len(lines) < LINES + TRAINING_LINES:
         pytest.skip(f"{len(lines)} lines in the gettext catalogs of this system, {LINES + TRAINING_LINES} are needed: iso-codes")
-    return lines[:TRAINING_LINES], lines[TRAINING_LINES : TRAINING_LINES + LINES]
+    compared = lines[TRAINING_LINES : TRAINING_LINES + LINES]
+    # The first word of a letter's name: LATIN, CYRILLIC, CJK.
+    scripts = {unicodedata.name(letter, "?").split()[0] for letter in set("".join(compared)) if letter.isalpha()}
+    assert len(scripts) >= SCRIPTS, scripts
+    return lines[:TRAINING_LINES], compared
 
 
 def ask(folder: Path, questions: list[Any]) -> list[Any]:
@@ -511,7 +516,7 @@ def test_answers_are_scored_as_squad_does() -> None:
     if not PROGRAM.exists():
         pytest.skip(f"{PROGRAM} is not built")
     draw = random.Random(1)
-    words = "the|a|an|The|cat|Cat's|dog,|(dog)|9|élan|a-b|an.|U.S.|—|the\u00a0x||\tb|“the”|ÉCOLE|नमस्ते|x²".split("|")
+    words = "the|a|an|The|cat|Cat's|dog,|(dog)|9|élan|a-b|an.|U.S.|—|the\u00a0x||\tb|“the”|ÉCOLE|नमस्ते|x²|the²|aⅧ|the‿a|Ⓐ|ΟΔΟΣ|ΑΣ'Α|ΑΣ.|Σ|ΣΑΣ|aΣ\u0301|ᾼΣb".split("|")
     pairs = [[" ".join(draw.choices(words, k=draw.randint(0, 5))) for _ in range(2)] for _ in range(3000)]
     asked = "".join(json.dumps(pair) + "\n" for pair in pairs)
     done = subprocess.run([PROGRAM, "score", "-"], input=asked, capture_output=True, text=True, check=True)

@@ -1,5 +1,5 @@
 // Measures of predictions. The expected values are those of SQuAD's evaluation script (normalize_answer, compute_f1),
-// computed by hand; tests/data/metrics_test.py compares with transformers' copy of it.
+// computed by hand; tests/data/tokenizers_test.py compares with the script's rules in Python.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,6 +16,12 @@ TEST(MetricsTest, AnswersAreNormalisedAsSquadDoes) {
   EXPECT_EQ(data::normalized_answer("\u00c9COLE d'\u00c9t\u00e9"), "\u00e9cole d\u00e9t\u00e9");
   EXPECT_EQ(data::normalized_answer("x\u00a0y\u3000z"), "x y z");
   EXPECT_EQ(data::normalized_answer("\u201cthe\u201d"), "\u201c \u201d");
+  // Python's lower() has a final sigma, and its words have numbers of all kinds, but no connectors and joiners.
+  EXPECT_EQ(data::normalized_answer("\u039f\u0394\u039f\u03a3, \u03a3\u0391\u03a3."),
+            "\u03bf\u03b4\u03bf\u03c2 \u03c3\u03b1\u03c2");
+  EXPECT_EQ(data::normalized_answer("\u03a3"), "\u03c3");
+  EXPECT_EQ(data::normalized_answer("\u0391\u03a3'\u0391"), "\u03b1\u03c3\u03b1");
+  EXPECT_EQ(data::normalized_answer("the\u00b2 the\u2160 the\u203fx"), "the\u00b2 the\u2170 \u203fx");
 }
 
 TEST(MetricsTest, TheBestReferenceCounts) {
@@ -39,6 +45,7 @@ TEST(MetricsTest, SharesAndPerplexity) {
   EXPECT_THROW((void)data::accuracy({1}, {}), std::invalid_argument);
   EXPECT_DOUBLE_EQ(data::perplexity(10 * std::log(7.0), 10), 7);
   EXPECT_TRUE(std::isinf(data::perplexity(1e9, 1)));
+  EXPECT_TRUE(std::isnan(data::perplexity(0, 0)));
 }
 
 }  // namespace
