@@ -284,6 +284,12 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilo
 }
 
 at::Tensor rotate_halves(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto dims = cos.dim();
+  const bool fits = x.dim() == 4 && x.size(3) % 2 == 0 && (dims == 2 || (dims == 3 && cos.size(0) == x.size(0))) &&
+                    cos.size(dims - 2) == x.size(2) && cos.size(dims - 1) == x.size(3) && cos.sizes() == sin.sizes() &&
+                    cos.scalar_type() == sin.scalar_type();
+  TORCH_CHECK(fits, "[rotate_halves] got x ", x.sizes(), ", cos ", cos.sizes(), " and sin ", sin.sizes(),
+              ", expected [batch, heads, time, even width] and [time, width] or [batch, time, width] of one dtype");
   if (fusible(x) && cos.scalar_type() == x.scalar_type()) return RotatePass::apply(x, cos, sin);
   const auto halves = x.chunk(2, -1);
   const bool batched = cos.dim() == 3;  // then there is no dimension of heads yet
@@ -292,6 +298,8 @@ at::Tensor rotate_halves(const at::Tensor& x, const at::Tensor& cos, const at::T
 }
 
 at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up) {
+  TORCH_CHECK(gate.sizes() == up.sizes(), "[gated_silu] got gate ", gate.sizes(), " and up ", up.sizes(),
+              ", expected one shape");
   if (fusible(gate) && gate.scalar_type() == up.scalar_type()) return GatePass::apply(gate, up);
   return torch::silu(gate) * up;
 }

@@ -11,10 +11,11 @@ namespace models {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // x cos + (-x2, x1) sin, where x1 and x2 are the halves of x along its last dimension. x: [batch, heads, time, width];
-// cos, sin: [time, width] or [batch, time, width], of x's dtype, their two halves equal.
+// cos, sin: [time, width] or [batch, time, width], of x's dtype, their two halves equal. Throws c10::Error for other
+// shapes.
 at::Tensor rotate_halves(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);
 
-// silu(gate) * up, of one shape.
+// silu(gate) * up, of one shape. Throws c10::Error for two.
 at::Tensor gated_silu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace models

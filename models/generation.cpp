@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace models {
 namespace {
@@ -16,10 +18,14 @@ constexpr double kNever = -std::numeric_limits<double>::infinity();
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& model) : model_(model), was_training_(model.is_training()) {
+    for (const auto& module : model.modules(/*include_self=*/false)) parts_.emplace_back(module, module->is_training());
     model_.eval();
   }
+  // Parts of a model may be in evaluation mode while it trains. train() goes down to all parts, which follow theirs.
   ~EvaluationMode() {
-    if (was_training_) model_.train();
+    model_.train(was_training_);
+    for (const auto& [module, was_training] : parts_)
+      if (module->is_training() != was_training) module->train(was_training);
   }
   EvaluationMode(const EvaluationMode&) = delete;
   EvaluationMode& operator=(const EvaluationMode&) = delete;
@@ -27,6 +33,7 @@ class EvaluationMode {
  private:
   torch::nn::Module& model_;
   const bool was_training_;
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> parts_;
 };
 
 at::Tensor chosen(const at::Tensor& logits, const Sampling& sampling, at::Generator& generator) {

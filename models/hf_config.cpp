@@ -250,7 +250,6 @@ constexpr std::initializer_list<const char*> kHarmless = {"transformers_version"
                                                           "output_attentions",
                                                           "finetuning_task",
                                                           "is_encoder_decoder",
-                                                          "problem_type",
                                                           "tokenizer_class",
                                                           "prefix",
                                                           "do_sample",
@@ -279,6 +278,7 @@ HfConfig parse_hf_config(const std::string& text, const std::string& source) {
     fields.fault("model_type", "\"gpt2\", \"llama\", \"bert\", \"t5\" or \"vit\"");
   fields.known(kHarmless);
   fields.only("quantization_config", Json());
+  fields.only("problem_type", "single_label_classification");
   if (const Json* names = fields.get("architectures"); names != nullptr) {
     if (names->is_array() && !names->empty() && names->front().is_string())
       result.architecture = names->front().get<std::string>();

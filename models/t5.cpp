@@ -153,11 +153,23 @@ at::Tensor T5ForConditionalGenerationImpl::head(const at::Tensor& features) {
   return output_(config_.scaled_output ? features * power(config_.hidden) : features);
 }
 
+namespace {
+
+// Of the tokens that the encoder reads: the decoder's queries are others, so that a mask of pairs fits only one of
+// them.
+void require_flat(const at::Tensor& mask, const char* where) {
+  TORCH_CHECK(!mask.defined() || mask.dim() == 2, "[", where, "] got a mask of the encoder's tokens ", mask.sizes(),
+              ", expected [batch, time]. Hint: packed samples are not supported here");
+}
+
+}  // namespace
+
 at::Tensor T5ForConditionalGenerationImpl::forward(const at::Tensor& tokens, const at::Tensor& decoder_tokens,
                                                    const at::Tensor& mask, const at::Tensor& decoder_mask) {
   TORCH_CHECK(tokens.dim() == 2 && decoder_tokens.dim() == 2 && tokens.size(0) == decoder_tokens.size(0),
               "[T5::forward] got tokens ", tokens.sizes(), " and decoder tokens ", decoder_tokens.sizes(),
               ", expected [batch, time] of one batch");
+  require_flat(mask, "T5::forward");
   const at::Tensor encoded = encoder_(tokens, mask);
   const Visible seen = visible(mask, decoder_tokens.size(1), tokens.size(1), /*causal=*/false, encoded);
   return head(decoder_(decoder_tokens, decoder_mask, encoded, seen));
@@ -177,6 +189,7 @@ at::Tensor T5ForConditionalGenerationImpl::loss(const at::Tensor& tokens, const 
 }
 
 T5State T5ForConditionalGenerationImpl::encode(const at::Tensor& tokens, const at::Tensor& mask) {
+  require_flat(mask, "T5::encode");
   const at::Tensor encoded = encoder_(tokens, mask);
   T5State state;
   for (std::int64_t i = 0; i < config_.decoder_layers; ++i)

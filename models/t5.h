@@ -83,8 +83,8 @@ struct T5ForConditionalGenerationImpl : torch::nn::Module {
   // Initialised as transformers does. Throws std::invalid_argument.
   explicit T5ForConditionalGenerationImpl(T5Config config);
 
-  // tokens: int64 [batch, time]; decoder_tokens: int64 [batch, its time]. mask, decoder_mask: as in Llama; undefined:
-  // no padding. Returns logits [batch, decoder's time, vocabulary] in the parameters' dtype.
+  // tokens: int64 [batch, time]; decoder_tokens: int64 [batch, its time]. mask: [batch, time]; decoder_mask: as in
+  // Llama; undefined: no padding. Returns logits [batch, decoder's time, vocabulary] in the parameters' dtype.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& decoder_tokens, const at::Tensor& mask = {},
                      const at::Tensor& decoder_mask = {});
   // Mean negative log likelihood in nats of targets, int64 [batch, its time], a scalar in fp32; -100 does not count.

@@ -103,6 +103,8 @@ TEST(HfConfigTest, WhatTheModelsDoNotHaveIsRefused) {
       {R"("llama", "vocab_size": 1e3)", "vocab_size: got 1000.0, expected an integer"},
       {R"("llama", "hidden_size": -5)", "hidden_size: got -5"},
       {R"("llama", "hidden_size": 18446744073709551615)", "a smaller integer"},
+      {R"("bert", "problem_type": "multi_label_classification")", "problem_type: got \"multi_label_classification\""},
+      {R"("bert", "problem_type": "regression")", "problem_type: got \"regression\""},
       {R"("mamba")", "model_type: got \"mamba\""}};
   for (const auto& [keys, part] : bad) {
     const auto error = refusal("{\"model_type\": " + keys + "}");
@@ -122,6 +124,26 @@ TEST(HfConfigTest, HostileFilesAreRefused) {
   EXPECT_NE(refusal(R"({"model_type": "bert", "a": {"\u0062": 1, "b": 2}})").find("twice"), std::string::npos);
   for (const char* text : {"", "[]", "3", "{", "{\"model_type\": }", "\xff\xfe", "{\"model_type\": \"\xff\"}"})
     EXPECT_NE(refusal(text), "") << text;
+  EXPECT_EQ(refusal(R"({"model_type": "bert", "problem_type": "single_label_classification"})"), "");
+  EXPECT_EQ(refusal(R"({"model_type": "bert", "problem_type": null})"), "");
+  // Sizes and products that 64 bits would not hold.
+  const std::vector<std::pair<std::string, std::string>> large{
+      {R"("gpt2", "n_embd": 1099511627776, "n_head": 1)", "hidden 1099511627776, expected at most 2^31"},
+      {R"("gpt2", "n_embd": 2147483648, "n_head": 1, "n_layer": 2147483648)", "got parameters"},
+      {R"("llama", "hidden_size": 1099511627776)", "hidden: got 1099511627776, expected at most 2^31"},
+      {R"("llama", "head_dim": 1099511627776)", "head_width: got 1099511627776, expected at most 2^31"},
+      {R"("llama", "hidden_size": 2147483648, "num_hidden_layers": 2147483648)", "parameters: got"},
+      {R"("llama", "vocab_size": 2147483648, "hidden_size": 2147483648)", "parameters: got"},
+      {R"("bert", "intermediate_size": 2147483648, "hidden_size": 2147483648, "num_attention_heads": 1)",
+       "parameters: got"},
+      {R"("t5", "d_ff": 1099511627776)", "inner: got 1099511627776, expected at most 2^31"},
+      {R"("t5", "num_heads": 2147483648, "d_kv": 2147483648)", "parameters: got"},
+      {R"("vit", "image_size": 1099511627776, "patch_size": 1)", "image: got 1099511627776, expected at most 2^31"},
+      {R"("vit", "image_size": 2147483648, "patch_size": 1)", "parameters: got"}};
+  for (const auto& [keys, part] : large) {
+    const auto error = refusal("{\"model_type\": " + keys + "}");
+    EXPECT_NE(error.find(part), std::string::npos) << keys << ": " << error;
+  }
   EXPECT_NE(error_of([] { (void)models::read_hf_config("/nowhere"); }).find("cannot be read"), std::string::npos);
 }
 

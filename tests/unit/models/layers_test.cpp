@@ -73,7 +73,8 @@ TEST(LayersTest, FusedPassesAreTheirFormulas) {
   // Beyond the range of exp, and what is no number.
   const float infinite = std::numeric_limits<float>::infinity();
   const at::Tensor x = torch::tensor({-1e4f, -90.f, 90.f, 1e4f, infinite});
-  EXPECT_TRUE(at::allclose(models::gated_silu(x, torch::ones({5})), torch::tensor({0.f, 0.f, 90.f, 1e4f, infinite})));
+  EXPECT_TRUE(
+      at::allclose(models::gated_silu(x, torch::ones(x.sizes())), torch::tensor({0.f, 0.f, 90.f, 1e4f, infinite})));
   for (const auto dtype : {torch::kFloat32, torch::kBFloat16}) {
     const at::Tensor bad = torch::full({1, 16}, std::numeric_limits<double>::quiet_NaN()).to(dtype);
     EXPECT_TRUE(models::gated_silu(bad, bad).isnan().all().item<bool>());
@@ -155,6 +156,40 @@ TEST(LayersTest, TokensMayArriveInPieces) {
   EXPECT_THROW((void)model->next(tokens, state), c10::Error);  // 40 tokens, of at most 32
   EXPECT_THROW((void)model->generate(tokens, 13, {}), std::invalid_argument);
   EXPECT_THROW((void)model->generate(tokens, 3, {.top_p = 0}), std::invalid_argument);
+}
+
+TEST(LayersTest, GenerationLeavesTheModeOfEveryModule) {
+  models::Llama model(small_llama());
+  const auto modes = [&] {
+    std::vector<bool> all;
+    for (const auto& module : model->modules()) all.push_back(module->is_training());
+    return all;
+  };
+  for (const bool training : {true, false}) {
+    model->train(training);
+    const auto parts = model->modules(/*include_self=*/false);
+    parts[parts.size() / 2]->train(!training);
+    const auto before = modes();
+    (void)model->generate(torch::zeros({1, 2}, torch::kLong), 2, {});
+    EXPECT_EQ(modes(), before);
+  }
+}
+
+TEST(LayersTest, WrongShapesAreRefused) {
+  const at::Tensor x = torch::ones({2, 3, 5, 8}), half = torch::ones({5, 8});
+  EXPECT_NO_THROW((void)models::rotate_halves(x, half, half));
+  for (const at::Tensor& bad : {torch::ones({4, 8}), torch::ones({5, 4}), torch::ones({3, 5, 8}), torch::ones({8})}) {
+    EXPECT_THROW((void)models::rotate_halves(x, bad, bad), c10::Error) << bad.sizes();
+    EXPECT_THROW((void)models::rotate_halves(x, half, bad), c10::Error) << bad.sizes();
+  }
+  EXPECT_THROW((void)models::gated_silu(x, half), c10::Error);
+  models::T5Config config;
+  config.encoder_layers = config.decoder_layers = 1, config.hidden = 8, config.heads = 2, config.head_width = 4;
+  config.inner = 8, config.vocabulary = 10;
+  models::T5ForConditionalGeneration t5(config);
+  const at::Tensor tokens = torch::zeros({1, 4}, torch::kLong);
+  EXPECT_THROW((void)t5->forward(tokens, tokens, torch::ones({1, 4, 4})), c10::Error);
+  EXPECT_NO_THROW((void)t5->forward(tokens, tokens, torch::ones({1, 4})));
 }
 
 TEST(LayersTest, MasksHideAndStayFinite) {
