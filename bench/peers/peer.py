@@ -34,6 +34,7 @@ parser.add_argument("peer", choices=[*PEERS, "plain", "alone"])
 parser.add_argument("recipe", choices=["fp32", "bf16"])
 parser.add_argument("--out", required=True)
 parser.add_argument("--nvme", help="folder of the files of ds3nvme")
+parser.add_argument("--config", help="a config.json: transformers' model instead of the GPT, with its sizes")
 for name, value in dict(layers=8, hidden=512, heads=8, vocabulary=8192, sequence=128, batch=1, steps=20, warmup=5, threads=1).items():
     parser.add_argument("--" + name, type=int, default=value)
 parser.add_argument("--turns", action="store_true", help="wait for a line on stdin before each step, print one after")
@@ -90,6 +91,9 @@ import torch.distributed as dist
 import parallel
 from gpt import GPT, Block
 from twin import Twin
+
+if o.config:
+    from huggingface import HuggingFace
 
 torch.set_num_threads(o.threads)
 versions = {"torch": torch.__version__}
@@ -212,8 +216,15 @@ barrier()
 torch.manual_seed(0)
 adamw = dict(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
 bf16 = o.recipe == "bf16"
-kind = Twin if o.peer.startswith("twin") else parallel.UlyssesGPT if o.peer.startswith("ulysses") else GPT
-module = kind(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
+if o.config:
+    import transformers
+
+    versions["transformers"] = transformers.__version__
+    module = HuggingFace(o.config)
+    o.vocabulary = module.config.vocab_size
+else:
+    kind = Twin if o.peer.startswith("twin") else parallel.UlyssesGPT if o.peer.startswith("ulysses") else GPT
+    module = kind(o.layers, o.hidden, o.heads, o.vocabulary, o.sequence)
 parameters = sum(p.numel() for p in module.parameters())
 readers = 1 if shares_samples else world
 tokens = torch.randint(0, o.vocabulary, (o.warmup + o.steps, readers, o.batch, o.sequence + 1), generator=torch.Generator().manual_seed(1))

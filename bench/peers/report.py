@@ -332,6 +332,41 @@ depend on the degree; with `merged_batches` once for all, as DeepSpeed does. {fo
     return text
 
 
+MODELS_TARGET = 0.6  # of a step at stage 3, over FSDP2's and DeepSpeed's
+
+
+def models_section(found):
+    if not found:
+        return ""
+    machine, load = found["machine"], found["load_average"]
+    text = f"""## Models of Hugging Face
+{machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']},
+{', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. {counted(found['results'][0]['world'], 'rank')}, {counted(machine['threads_per_rank'], 'thread')} each.
+Milliseconds of a training step in bf16: `zero bench step --model NAME`, and transformers' `AutoModelForCausalLM` of the same config.json (`zero models
+NAME`) with DDP, FSDP2 and DeepSpeed over gloo ([bench/peers/huggingface.py](../bench/peers/huggingface.py)), random weights, the same tokens, AdamW, clipping,
+no dropout. "FSDP2" reduces in fp32, "FSDP2, bf16 reduction" in bf16. Target: a step at stage 3 takes at most {MODELS_TARGET} of FSDP2's and of DeepSpeed's.
+{found['date']}, measured by `{found['command']}`; rounds of {counted(found['results'][0]['warmup'], 'warm-up step')} and {counted(found['results'][0]['steps'], 'measured step')}.
+Load average of the machine before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}.
+
+"""
+    peers = [peer for peer in ("ddpbf16", "fsdp2", "fsdp2bf16", "ds3") if any(peer in row["seconds"] for row in found["results"])]
+    rows = [["", "libzero stage 0", "libzero stage 3", *(LABELS[peer] for peer in peers), *(f"stage 3 / {LABELS[peer]}" for peer in peers)]]
+    missed = []
+    for row in found["results"]:
+        name = f"{row['model']}, {row['micro_batch_size']} x {row['sequence_tokens']} tokens"
+        seconds = row["seconds"]
+        rows.append([name] + [ms(seconds[who]["median"]) if seconds.get(who) else "" for who in ("zero0", "zero3", *peers)]
+                    + [cell(row["ratios"].get(peer)) for peer in peers])
+        for peer in peers:
+            ratio = row["ratios"].get(peer)
+            if peer != "ddpbf16" and ratio and ratio["median"] > MODELS_TARGET:
+                missed.append(f"{name}, of {LABELS[peer]}'s {ratio['median']:.2f}")
+    text += table(rows) + "\n" + ("**Missed**: " + "; ".join(missed) + "." if missed else "Reached.") + "\n\n"
+    for row in found["results"]:
+        text += "".join(f"{row['model']}: {LABELS[who]} failed: {error}\n\n" for who, error in row["failures"].items())
+    return text
+
+
 # What the ratios of saves and loads may be at most.
 CHECKPOINT_TARGETS = {"save / dcp.save": 0.5, "save / the disk alone": 1.4, "stall in the background / dcp.async_save's": 0.4,
                       "load / dcp.load": 1.0, "load on 8 ranks / on 2": 1.2, "load on 1 rank / on 2": 1.2,
@@ -520,7 +555,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
         text += f"## {shape(section['model'])}\n\n{body}" + "".join(f"### {recipe}\n\n{one}" for recipe, one in tables)
     text += python_section(document.get("python", {})) + parallel_section(document.get("parallel", {}))
     text += attention_section(document.get("attention")) + experts_section(document.get("experts"))
-    text += checkpoints_section(document.get("checkpoints"))
+    text += models_section(document.get("models")) + checkpoints_section(document.get("checkpoints"))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
 - All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [bench/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,

@@ -103,7 +103,7 @@ def load(folder):
     """{size: {recipe: {name: Entry}}}, {size: what its files say of model, machine, clipping and versions}"""
     sizes, about = {}, {}
     for path in sorted(folder.glob("*/round-*/*.json")):
-        if path.parts[-3] in ("optimizer", "attention", "experts", "checkpoints"):
+        if path.parts[-3] in ("optimizer", "attention", "experts", "models", "checkpoints"):
             continue
         size, round_number = path.parts[-3], int(path.parts[-2].split("-")[1])
         document = json.loads(path.read_text())
@@ -348,6 +348,38 @@ def experts(folder):
     return found
 
 
+def models(folder):
+    """What was measured of transformers' models, or nothing: seconds a step by model, tokens and who, and ratios to the peers."""
+    medians, about, versions, machine, failures = {}, {}, {}, None, {}
+    for path in sorted(folder.glob("round-*/*.json")):
+        document, (name, sequence, batch, who) = json.loads(path.read_text()), path.stem.rsplit("-", 3)
+        case = (name, int(sequence), int(batch))
+        if who != "libzero":
+            if "error" in document:
+                failures.setdefault(case, {})[who] = document["error"]
+                continue
+            versions |= document["versions"]
+            medians.setdefault(case, {}).setdefault(who, {})[path.parts[-2]] = statistics.median(document["samples"]["step_s"])
+            continue
+        machine, about[case] = document["machine"], document
+        for run in document["runs"]:
+            medians.setdefault(case, {}).setdefault(f"zero{run['stage']}", {})[path.parts[-2]] = statistics.median(run["samples"]["step_s"])
+    if not machine:
+        return None
+    found = {"machine": machine, "versions": versions, "command": (folder / "command").read_text().strip(),
+             "date": str(datetime.date.today()), "load_average": load_of(folder / "load"), "results": []}
+    for case, whos in sorted(medians.items()):
+        own = about[case]
+        row = dict(zip(("model", "sequence_tokens", "micro_batch_size"), case), world=own["world"], steps=own["steps"], warmup=own["warmup"],
+                   parameters_elements=own["model"]["parameters_elements"], failures=failures.get(case, {}),
+                   seconds={who: over_rounds(list(rounds.values())) for who, rounds in whos.items()}, ratios={})
+        for who in whos:
+            if not who.startswith("zero"):
+                row["ratios"][who] = ratio_of(whos.get("zero3", {}), whos[who])
+        found["results"].append(row)
+    return found
+
+
 def checkpoints(folder):
     """What was measured of saves and loads, or nothing: seconds and bytes, by who saves and how, and ratios to the peers."""
     rows, about, versions = {}, None, {}
@@ -441,8 +473,8 @@ def summary(folder, kept=None):
              "python": sections(folder / "python", python_ratios),
              "parallel": sections(folder / "parallel", parallel_ratios)}
     layers = experts(folder / "experts")
-    saves = checkpoints(folder / "checkpoints")
-    apart = found["python"] or found["parallel"] or layers or saves
+    saves, named = checkpoints(folder / "checkpoints"), models(folder / "models")
+    apart = found["python"] or found["parallel"] or layers or saves or named
     if not found["sizes"] and not (kept and apart):
         raise SystemExit(f"results.py: error: got no result of `zero bench step` under {folder}"
                          + (". Hint: --keep, with the folder of an earlier page" if apart else ""))
@@ -453,6 +485,9 @@ def summary(folder, kept=None):
     layers = layers or (kept or {}).get("experts")
     if layers:
         found["experts"] = layers
+    named = named or (kept or {}).get("models")
+    if named:
+        found["models"] = named
     saves = saves or (kept or {}).get("checkpoints")
     if saves:
         found["checkpoints"] = saves

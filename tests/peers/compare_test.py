@@ -69,6 +69,9 @@ if "checkpoint" in words or "bench/peers/checkpoints.py" in words:
         converted = {"convert_s": 3.0, "load_converted_s": 1.0} if name.startswith("ds") else {}
         pathlib.Path(value("--out")).write_text(json.dumps(save({"dcp": 4.0, "dcp_async": 0.5}.get(name, 2.0), load_s=0.5, versions={"torch": "0"}, **converted)))
     sys.exit()
+if words[0] == "models":
+    print(json.dumps({"model_type": words[1]}))
+    sys.exit()
 is_peer = "--out" in words
 if is_peer:
     at = next(i for i, word in enumerate(words) if word.endswith("peer.py"))
@@ -77,7 +80,9 @@ else:
     what = f"{value('--transport')} {value('--recipes')} stages {value('--stages')}"
     what += "".join(f" {word[2:]} {value(word)}" for word in ("--tensor-parallel", "--sequence-parallel", "--segments") if word in words)
     what += "".join(f" {word}" for word in words if word.startswith("activation_checkpointing."))
-shape = "x".join(value("--" + name) for name in ("layers", "hidden", "heads", "vocabulary", "sequence", "batch"))
+model = "--model" in words and value("--model") or "--config" in words and json.loads(pathlib.Path(value("--config")).read_text())["model_type"]
+sizes = ("sequence", "batch") if model else ("layers", "hidden", "heads", "vocabulary", "sequence", "batch")
+shape = (model + " " if model else "") + "x".join(value("--" + name) for name in sizes)
 log = pathlib.Path(os.environ["STAND_IN_LOG"])
 with log.open("a") as file:
     file.write(f"{shape} {what} steps {value('--steps')}\n")
@@ -284,6 +289,29 @@ class CompareTest(unittest.TestCase):
         self.assertRegex(page, r"\| fp32, stage 3, ep 2 \| +100\.0 \| +50\.0 \| +200\.0 \| +400\.0 \| 0\.25 \(0\.25-0\.25; 2\)")
         self.assertEqual((row["merged_over_deepspeed"]["median"], row["shm_over_floor"]["median"], row["floor_shm_over_deepspeed"]["median"]),
                          (0.125, 4, 0.0625))
+
+    def test_models(self):
+        self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",
+                     "--collectives", "0", "--docs", "docs", "--into", "run")
+        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        code, said = self.compare("--models", "2", "--docs", "docs", "--into", "run", STAND_IN_FAILS="ddpbf16")
+        self.assertEqual(code, 1, said)  # a peer failed
+        calls = [line for line in self.calls() if line.startswith(("gpt2", "llama"))]
+        first = calls[:len(calls) // 2]
+        self.assertEqual(calls[len(calls) // 2:], first[::-1])
+        self.assertEqual(first[:5], ["gpt2 256x1 shm bf16 stages 0,3 steps 3", *(f"gpt2 256x1 {peer} bf16 steps 3" for peer in
+                                                                                ("ddpbf16", "fsdp2", "fsdp2bf16", "ds3"))])
+        self.assertEqual(len(first), 4 * 5)
+        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        models = found.pop("models")
+        self.assertEqual(found, before)
+        row = next(row for row in models["results"] if row["model"] == "llama-110m" and row["micro_batch_size"] == 4)
+        self.assertEqual((row["ratios"]["ds3"]["median"], row["ratios"]["ds3"]["rounds"], row["seconds"]["zero3"]["median"]), (0.5, 2, 0.5))
+        page = (self.folder / "docs" / "performance.md").read_text()
+        self.assertIn("## Models of Hugging Face", page)
+        self.assertRegex(page, r"\| llama-110m, 4 x 256 tokens \| +500\.0 \| +500\.0 \|")
+        self.assertIn("Reached.", page.split("## Models of Hugging Face")[1])
+        self.assertIn("DDP, bf16 parameters failed", page)
 
     def test_everybody_clips_alike(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)
