@@ -318,6 +318,51 @@ TEST(SimulatedNccl, AnErrorOfNcclIsAnErrorOfTheCall) {
   EXPECT_FALSE(ends[1].ok());
 }
 
+TEST(SimulatedNccl, AFailedGpuIsThisRanksFailure) {
+  const auto ends = ranks(2, [](const auto& comm, at::Device device) {
+    comm->barrier();
+    auto values = at::ones({100}, at::TensorOptions().device(device));
+    const auto work = comm->all_reduce(values);
+    if (comm->rank() == 0) simulated_gpu::fail_queries();
+    for (;;) {
+      std::this_thread::sleep_for(milliseconds(5));
+      comm->all_reduce(values);
+    }
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.blamed, 0) << end.error;
+    EXPECT_NE(end.error.find("illegal memory access"), std::string::npos) << end.error;
+  }
+}
+
+// A program that was told of a failure goes on as long as it likes, and no other group's stream waits for ever.
+TEST(SimulatedNccl, AProgramThatCaughtTheFailureIsNotEnded) {
+  const auto ends = ranks(
+      2,
+      [](const auto& comm, at::Device device) {
+        const auto group = comm->split(0, comm->rank(), "other");
+        comm->barrier();
+        if (comm->rank() == 1) {
+          std::this_thread::sleep_for(milliseconds(500));
+          raise(SIGKILL);
+        }
+        simulated_nccl::be_patient(milliseconds(50));
+        auto values = at::ones({100}, at::TensorOptions().device(device));
+        group->all_reduce(values)->wait();
+        bool told = false;
+        try {
+          comm->barrier();
+        } catch (const CommError& error) {
+          told = error.rank() == 1;
+        }
+        require(told, "the dead rank was not named");
+        std::this_thread::sleep_for(seconds(4));  // twice the time that one may go on without being told
+        (void)values.sum().template item<float>();
+      },
+      seconds(2));
+  EXPECT_TRUE(ends[0].ok()) << ends[0].error << " " << ends[0].exit_code;
+}
+
 // What was not waited for keeps its memory until it ends.
 TEST(SimulatedNccl, AWorkThatIsDroppedKeepsItsTensors) {
   EXPECT_EQ(errors(2,

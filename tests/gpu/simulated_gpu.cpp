@@ -36,6 +36,7 @@ c10::DeviceIndex num_gpus() { return num_gpus_of_host; }
 constexpr int kStreamsPerPool = 4;  // then the pool's streams are used again, as CUDA's 32 are
 
 thread_local c10::StreamId current = 0;
+std::atomic<bool> queries_fail{false};
 int current_stream() { return static_cast<int>(current); }
 c10::Stream stream_of(c10::StreamId id) { return c10::Stream(c10::Stream::UNSAFE, the_gpu, id); }
 
@@ -76,7 +77,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void block(void* event, const c10::Stream& stream) const override {
     if (event != nullptr) machine().stream_waits(static_cast<int>(stream.id()), clock(event));
   }
-  bool queryEvent(void* event) const override { return event == nullptr || machine().query(clock(event)); }
+  bool queryEvent(void* event) const override {
+    if (queries_fail) throw std::runtime_error("CUDA error: an illegal memory access was encountered");
+    return event == nullptr || machine().query(clock(event));
+  }
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) machine().host_waits(clock(event));
   }
@@ -557,6 +561,8 @@ void be_device(int index, int count) {
   the_gpu = c10::Device(kType, static_cast<c10::DeviceIndex>(index));
   num_gpus_of_host = static_cast<c10::DeviceIndex>(count);
 }
+
+void fail_queries() { queries_fail = true; }
 
 void answer_queries_with(bool reached) { machine().queries_are_reached = reached; }
 

@@ -19,6 +19,9 @@ void be_device(int index, int count);
 // Whether Mark::reached and the like find an event reached before the host has waited for it. Both occur on a GPU.
 void answer_queries_with(bool reached);
 
+// From now on every query fails, as all calls of a GPU that has failed.
+void fail_queries();
+
 // Accesses that are not ordered, since the last call.
 std::vector<std::string> take_faults();
 

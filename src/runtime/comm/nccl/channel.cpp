@@ -38,18 +38,25 @@ c10::Device own_device(const net::ProcessInfo& identity) {
 
 // Braces, because the order matters: a rank without a GPU says so before it waits for the others.
 Channel::Channel(const net::ProcessInfo& identity, milliseconds timeout)
-    : Channel{identity, nccl::library(identity), own_device(identity), rendezvous(identity, timeout), timeout} {}
+    : Channel{identity,
+              nccl::library(identity),
+              own_device(identity),
+              rendezvous(identity, timeout),
+              std::make_shared<std::atomic<bool>>(false),
+              timeout} {}
 
 Channel::Channel(const Channel& parent, const net::ProcessInfo& identity, milliseconds timeout)
-    : Channel(identity, parent.library, parent.device, parent.detector_, timeout) {}
+    : Channel(identity, parent.library, parent.device, parent.detector_, parent.noticed_, timeout) {}
 
 Channel::Channel(const net::ProcessInfo& of, const Library& table, c10::Device on,
-                 std::shared_ptr<FailureDetector> detector, milliseconds timeout)
+                 std::shared_ptr<FailureDetector> detector, std::shared_ptr<std::atomic<bool>> noticed,
+                 milliseconds timeout)
     : identity(of),
       library(table),
       device(on),
       stream(c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(on, /*isHighPriority=*/true)),
-      detector_(std::move(detector)) {
+      detector_(std::move(detector)),
+      noticed_(std::move(noticed)) {
   Operation first;
   first.call = {"start", at::kByte, 0, -1};
   first.timeout = timeout;
@@ -100,7 +107,8 @@ void Channel::start(const Operation& first) {
     std::memcpy(id.bytes, text.data(), std::min(text.size(), sizeof id.bytes));
   }
   const c10::DeviceGuard current(device);
-  call(first, [&] { return library.start(&communicator_, identity.size, &id, identity.rank); });
+  const std::lock_guard lock(calls_);
+  settle(library.start(&communicator_, identity.size, &id, identity.rank), waiting(first), first.deadline);
 }
 
 // Progress is reported for operations of the run only.
@@ -124,12 +132,8 @@ std::optional<PeerFailure> Channel::obstacle(int result, const Waiting& waiting,
 void Channel::settle(int result, const Waiting& waiting, net::Clock::time_point deadline) {
   while (result != kSuccess) {
     if (const auto failed = obstacle(result, waiting, deadline)) {
-      {
-        const std::lock_guard lock(mutex_);
-        failure_ = failed;
-        noticed_ = true;
-      }
-      news_.notify_all();
+      fail(*failed);
+      *noticed_ = true;
       throw CommError(failed->reason, failed->rank);  // the caller holds calls_, which abort() takes
     }
     std::this_thread::yield();
@@ -146,13 +150,16 @@ std::optional<PeerFailure> Channel::failure() const {
 }
 
 void Channel::raise(const PeerFailure& failure) {
-  {
-    const std::lock_guard lock(mutex_);
-    noticed_ = true;
-  }
-  news_.notify_all();
+  *noticed_ = true;
   abort();
   throw CommError(failure.reason, failure.rank);
+}
+
+void Channel::require_open() {
+  if (communicator_ != nullptr) return;
+  const auto failed = failure();
+  throw CommError(failed ? failed->reason : "[comm::nccl] got a call after the communicator's end",
+                  failed ? failed->rank : -1);
 }
 
 void Channel::abort() {
@@ -174,9 +181,31 @@ void Channel::release(Operation& operation) {
   kept.swap(operation.kept);
 }
 
+// Whether the operation has ended. A GPU that failed says so in every call: that is this rank's failure.
+bool Channel::ended(const Operation& operation) {
+  try {
+    return operation.end.query();
+  } catch (const std::exception& error) {
+    const int own = identity.rank_in_run(identity.rank);
+    fail({own, at_call(operation.call.op, base::join("got '", first_line(error), "' from the GPU"), own,
+                       is_group() ? identity.run_size : identity.size, operation.sequence)});
+    return false;
+  }
+}
+
+void Channel::fail(const PeerFailure& found) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) return;
+    failure_ = found;
+  }
+  detector_->abort(found.rank, found.reason);
+}
+
 void Channel::run() {
   pthread_setname_np(pthread_self(), "zero-watchdog");
   const c10::DeviceGuard current(device);
+  std::optional<net::Clock::time_point> failed_at;
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (flying_.empty()) {
@@ -185,32 +214,41 @@ void Channel::run() {
     }
     const auto oldest = flying_.front();
     lock.unlock();
-    if (oldest->end.query()) {
+    if (ended(*oldest)) {
       if (!is_group()) detector_->ended(oldest->sequence);
       release(*oldest);
       lock.lock();
       flying_.pop_front();
       continue;
     }
-    int result = kInProgress;
-    if (const std::unique_lock calls(calls_, std::try_to_lock); calls && communicator_ != nullptr)
-      result = library.progress(communicator_);
-    if (const auto failed = obstacle(result, waiting(*oldest), oldest->deadline)) return await_notice(*oldest, *failed);
+    if (!failed_at) {
+      if (look(*oldest)) failed_at = net::Clock::now();
+    } else if (*noticed_) {
+      abort();  // the program knows: whatever waits for the stream goes on
+    } else if (net::Clock::now() - *failed_at >= std::min<milliseconds>(kUnnoticed, oldest->timeout)) {
+      end_process(*oldest);
+    }
     lock.lock();
     news_.wait_for(lock, kLook);
   }
 }
 
-void Channel::await_notice(const Operation& operation, const PeerFailure& failed) {
-  std::unique_lock lock(mutex_);
-  failure_ = failed;
-  const auto grace = std::min<milliseconds>(kUnnoticed, operation.timeout);
-  if (news_.wait_for(lock, grace, [&] { return stop_ || noticed_; })) return;
+// Whether the operation, which has not ended, never will.
+bool Channel::look(const Operation& operation) {
+  int result = kInProgress;
+  if (const std::unique_lock calls(calls_, std::try_to_lock); calls && communicator_ != nullptr)
+    result = library.progress(communicator_);
+  if (const auto failed = obstacle(result, waiting(operation), operation.deadline)) fail(*failed);
+  return failure().has_value();
+}
+
+void Channel::end_process(const Operation& operation) {
+  const auto reason = failure()->reason;
   const auto line =
       base::join("libzero: rank ", identity.rank_in_run(identity.rank), " ends, because its GPU waits for ",
-                 operation.call.text(), " that failed: ", failed.reason, "\n");
-  observe::status_page().set_error(failed.reason, ExitCode::kPeer);
-  base::log(LogLevel::Error, failed.reason);
+                 operation.call.text(), " that failed: ", reason, "\n");
+  observe::status_page().set_error(reason, ExitCode::kPeer);
+  base::log(LogLevel::Error, reason);
   (void)!::write(STDERR_FILENO, line.data(), line.size());  // also without a log sink
   std::_Exit(static_cast<int>(ExitCode::kPeer));
 }

@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -51,6 +52,7 @@ class Channel {
   template <class F>
   void call(const Operation& operation, const F& body) {
     const std::lock_guard lock(calls_);
+    require_open();
     settle(body(), waiting(operation), operation.deadline);
   }
 
@@ -71,26 +73,33 @@ class Channel {
 
  private:
   Channel(const net::ProcessInfo& identity, const Library& library, c10::Device device,
-          std::shared_ptr<FailureDetector> detector, std::chrono::milliseconds timeout);
+          std::shared_ptr<FailureDetector> detector, std::shared_ptr<std::atomic<bool>> noticed,
+          std::chrono::milliseconds timeout);
   void start(const Operation& first);
   Waiting waiting(const Operation& operation) const;
+  void require_open();  // requires calls_: it may have been aborted meanwhile
   void settle(int result, const Waiting& waiting, net::Clock::time_point deadline);
   // What keeps an operation from ending, if anything is known to. `result`: of Library::progress().
   std::optional<PeerFailure> obstacle(int result, const Waiting& waiting, net::Clock::time_point deadline);
   [[noreturn]] void raise(const PeerFailure& failure);
   void abort();
+  void fail(const PeerFailure& found);
+  // The watchdog's.
   void run();
-  void await_notice(const Operation& operation, const PeerFailure& failure);
+  bool ended(const Operation& operation);
+  bool look(const Operation& operation);
+  [[noreturn]] void end_process(const Operation& operation);
 
   const std::shared_ptr<FailureDetector> detector_;
-  std::mutex calls_;  // NCCL's, for this communicator
+  const std::shared_ptr<std::atomic<bool>> noticed_;  // of all channels of the run: a call has thrown the failure
+  std::mutex calls_;                                  // NCCL's, for this communicator
   void* communicator_ = nullptr;
 
   mutable std::mutex mutex_;  // guards the members below; locked after calls_
   std::condition_variable news_;
   std::deque<std::shared_ptr<Operation>> flying_;  // in the order of the stream
-  std::optional<PeerFailure> failure_;             // found by the watchdog
-  bool noticed_ = false, stop_ = false;
+  std::optional<PeerFailure> failure_;
+  bool stop_ = false;
   std::thread watchdog_;
 };
 
