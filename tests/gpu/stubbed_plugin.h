@@ -18,7 +18,8 @@ namespace zero::test::launches_test {
 using cuda::Dtype, cuda::Place;
 using kernels::Rule, kernels::SizedRange, kernels::UpdateConstants;
 
-inline constexpr std::int64_t kNumels[] = {1, 3, 65535, 65536, 65537, std::int64_t{1} << 31, (std::int64_t{1} << 31) + 5};
+inline constexpr std::int64_t kNumels[] = {
+    1, 3, 65535, 65536, 65537, std::int64_t{1} << 31, (std::int64_t{1} << 31) + 5};
 inline constexpr Dtype kDtypes[] = {Dtype::F32, Dtype::BF16, Dtype::F16};
 inline constexpr int kInvalidValue = 1;  // cudaErrorInvalidValue
 
