@@ -105,7 +105,8 @@ void ModelTask::read_data() {
   options.sequence = wanted;
   try {
     options.task = data_task(model_plan_, *family_);
-    if (options.task == data::Task::Prompt) options.answer_tokens = std::min(options.answer_tokens, wanted / 2);
+    if (options.task == data::Task::Prompt)
+      options.answer_tokens = std::clamp<std::int64_t>(wanted / 4, 1, options.answer_tokens);
     options.labels = family_->labels();
     examples_ = std::make_unique<data::Examples>(options, tokenizer_);
   } catch (const Error&) {
