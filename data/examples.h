@@ -55,6 +55,10 @@ struct Sample {
   std::int64_t record = -1;               // of the held-out or training records; -1: packed text
 };
 
+// The token that training puts at the end of a text, at which generation is to stop; BERT's: the separator. Throws
+// std::runtime_error if there is none.
+std::int32_t end_token(const Tokenizer& tokenizer);
+
 class SampleMaker;
 
 class Examples {

@@ -43,7 +43,6 @@ class RecordSplit {
 
 // Throws std::runtime_error that names the role if the tokenizer has no such token.
 std::int32_t required_token(const std::optional<std::int32_t>& token, const char* role, const Tokenizer& tokenizer);
-std::int32_t end_token(const Tokenizer& tokenizer);      // the end of a text; BERT's: the separator
 std::int32_t padding_token(const Tokenizer& tokenizer);  // without one, the end of a text
 // Ids without special tokens as an encoding, for Tokenizer::with_special.
 Encoding encoding_of(std::vector<std::int32_t> ids);

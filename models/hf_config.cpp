@@ -305,6 +305,11 @@ HfConfig parse_hf_config(const std::string& text, const std::string& source) {
   return result;
 }
 
+bool is_hf_path(const std::string& name_or_path) {
+  std::error_code error;
+  return std::filesystem::exists(name_or_path, error);
+}
+
 HfConfig read_hf_config(const std::string& path) {
   namespace fs = std::filesystem;
   const fs::path file = fs::is_directory(path) ? fs::path(path) / "config.json" : fs::path(path);

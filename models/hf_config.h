@@ -39,6 +39,8 @@ std::string hf_config_text(const HfConfig& config, const std::string& dtype = "f
 // "gpt2", "llama-110m", "bert-base", "t5-small", "vit-base" and others. Throws std::invalid_argument with all names.
 HfConfig hf_preset(const std::string& name);
 std::vector<std::string> hf_preset_names();
+// What a user means by "gpt2": a folder or file of this path if there is one, else the model of this name.
+bool is_hf_path(const std::string& name_or_path);
 // "gpt2", "llama", "bert", "t5" or "vit": model_type, which is also the name of the map of names (docs/interchange.md).
 const char* model_type(const AnyConfig& config);
 

@@ -88,10 +88,19 @@ int zero_models(int argc, char** argv) {
     return 0;
   }
   try {
+    if (!models::is_hf_path(name)) {
+      print_result(models::hf_config_text(models::hf_preset(name)));
+      return 0;
+    }
+    const auto config = models::read_hf_config(name);
+    std::string unknown;
+    for (const auto& key : config.unknown) unknown += (unknown.empty() ? "" : ", ") + key;
+    if (!unknown.empty())
+      print_note("models", zero::LogLevel::Warning, name + " has keys that are of no effect here: " + unknown);
     const auto names = models::hf_preset_names();
-    const bool known = std::find(names.begin(), names.end(), name) != names.end();
-    const bool is_path = !known && std::filesystem::exists(name);
-    print_result(models::hf_config_text(is_path ? models::read_hf_config(name) : models::hf_preset(name)));
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      print_note("models", zero::LogLevel::Warning, name + " is the path here, not the model of that name");
+    print_result(models::hf_config_text(config));
   } catch (const std::invalid_argument& error) {
     throw zero::ConfigError(std::string("[zero models] ") + error.what());
   }

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include <zero/errors.h>
 
@@ -52,6 +53,30 @@ bool is_nothing(const Json& value) {
          ((value.is_array() || value.is_object()) && value.empty());
 }
 
+// Keys that are read here, and those that change nothing in a forward of A and B.
+bool is_known(const std::string& key) {
+  static const std::set<std::string> known{"peft_type",
+                                           "task_type",
+                                           "r",
+                                           "lora_alpha",
+                                           "lora_dropout",
+                                           "target_modules",
+                                           "fan_in_fan_out",
+                                           "inference_mode",
+                                           "revision",
+                                           "modules_to_save",
+                                           "init_lora_weights",
+                                           "eva_config",
+                                           "auto_mapping",
+                                           "peft_version",
+                                           "megatron_core",
+                                           "qalora_group_size",
+                                           "runtime_config",
+                                           "ensure_weight_tying",
+                                           "base_model_name_or_path"};
+  return known.contains(key);
+}
+
 }  // namespace
 
 void read_adapter_config(LoraPlan& plan) {
@@ -63,11 +88,13 @@ void read_adapter_config(LoraPlan& plan) {
               ", expected " + expected;
   };
   if (json.value("peft_type", Json()) != "LORA") refuse("peft_type", json.value("peft_type", Json()), "\"LORA\"");
-  for (const char* const key :
-       {"use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "layer_replication", "layers_to_transform",
-        "layers_pattern", "megatron_config", "target_parameters", "trainable_token_indices", "exclude_modules",
-        "lora_bias", "use_qalora", "alora_invocation_tokens"})
-    if (json.contains(key) && !is_nothing(json[key])) refuse(key, json[key], "none: it is not built");
+  for (const auto& [key, value] : json.items())
+    if (!is_known(key) && !is_nothing(value)) refuse(key, value, "none: it is not built");
+  // Other ways to begin (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) change the base's weights, too, so that adapters alone
+  // are not what was trained.
+  const auto init = json.value("init_lora_weights", Json(true));
+  if (!init.is_null() && !init.is_boolean() && init != "gaussian" && init != "orthogonal" && init != "eva")
+    refuse("init_lora_weights", init, "true, false, \"gaussian\", \"orthogonal\" or \"eva\"");
   const auto rank = json.value("r", Json());
   if (!rank.is_number_integer() || rank < 1 || rank > 65536) refuse("r", rank, "a whole number from 1 to 65536");
   const auto alpha = json.value("lora_alpha", Json());

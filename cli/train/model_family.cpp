@@ -34,7 +34,7 @@ models::Sampling sampling_of(const GenerateOptions& options) {
   sampling.temperature = options.how.temperature;
   sampling.top_k = options.how.top_k;
   sampling.top_p = options.how.top_p;
-  if (options.end) sampling.eos_tokens = {*options.end};
+  sampling.eos_tokens = options.ends;
   if (options.all_forwards) sampling.stop = [](bool /*ended*/) { return false; };
   return sampling;
 }
@@ -94,9 +94,19 @@ class Family : public ModelFamily {
   std::string name() const override { return models::model_type(hf_.config); }
   std::string name_map() const override { return name(); }
   std::int64_t vocabulary() const override { return config().vocabulary; }
-  void set_vocabulary(std::int64_t vocabulary) override {
-    if (named_) config().vocabulary = vocabulary;
+  void set_tokenizer(const data::Tokenizer& tokenizer) override {
+    if (!named_) return;
+    const auto& special = tokenizer.special();
+    config().vocabulary = tokenizer.vocabulary();
+    hf_.bos_token = special.begin.value_or(-1);
+    hf_.eos_tokens.clear();
+    if (special.end || special.separator) hf_.eos_tokens = {data::end_token(tokenizer)};
+    if (!special.padding) return;
+    hf_.pad_token = *special.padding;
+    if constexpr (requires { config().pad_token; }) config().pad_token = *special.padding;
   }
+  std::vector<std::int64_t> ends() const override { return named_ ? std::vector<std::int64_t>() : hf_.eos_tokens; }
+  std::vector<std::string> unknown() const override { return hf_.unknown; }
   std::string config_json() const override {
     auto hf = hf_;
     hf.architecture = architecture();
@@ -323,8 +333,12 @@ const std::vector<std::pair<std::string, std::vector<std::string>>>& served() {
 }  // namespace
 
 std::unique_ptr<ModelFamily> ModelFamily::find(const ModelPlan& plan, const Options& options) {
-  std::error_code error;
-  const bool named = !fs::is_directory(plan.model, error);
+  const bool named = !models::is_hf_path(plan.model);
+  const auto refuse_setting = [&](const std::string& key, const std::string& why) {
+    if (options.document().is_set(key))
+      throw ConfigError("[" + key + "] got a value and --model " + plan.model + ", expected one of them: " + why);
+  };
+  refuse_setting("libzero.data.text", "records are those of --data");
   models::HfConfig hf;
   try {
     if (named) {
@@ -334,13 +348,16 @@ std::unique_ptr<ModelFamily> ModelFamily::find(const ModelPlan& plan, const Opti
                           ", which is no folder here, expected one with config.json. Hint: nothing is downloaded; "
                           "`huggingface-cli download` makes such a folder.");
       hf = models::hf_preset(plan.model);
+      for (const char* const key : {"size", "vocabulary", "tied"})
+        refuse_setting(std::string("libzero.model.") + key,
+                       key == std::string("vocabulary") ? "the vocabulary is the tokenizer's" : "the name says it");
       replace_sizes(options, hf.config);
     } else {
+      if (!fs::is_directory(plan.model))
+        throw ConfigError("[--model] got the file " + plan.model + ", expected a folder with config.json");
       hf = models::read_hf_config(plan.model);
-      for (const char* const key : {"size", "layers", "hidden", "heads", "vocabulary"})
-        if (options.document().is_set(std::string("libzero.model.") + key))
-          throw ConfigError(std::string("[libzero.model.") + key + "] got a value and --model " + plan.model +
-                            ", expected one of them: the folder's config.json says how large the model is");
+      for (const char* const key : {"size", "layers", "hidden", "heads", "vocabulary", "tied"})
+        refuse_setting(std::string("libzero.model.") + key, "the folder's config.json says what the model is");
     }
     if (options.document().is_set("libzero.model.dropout"))
       replace_dropout(options.settings().model.dropout, hf.config);

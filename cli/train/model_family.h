@@ -29,8 +29,8 @@ using Prompts = std::vector<std::vector<std::int32_t>>;  // tokens, of any lengt
 struct GenerateOptions {
   std::int64_t count = 0;  // most tokens of an answer
   GeneratePlan how;
-  std::optional<std::int32_t> end;  // the token that ends a text
-  bool all_forwards = false;        // go on after all texts have ended, as ranks must that gather parameters
+  std::vector<std::int64_t> ends;  // tokens of which any ends a text
+  bool all_forwards = false;       // go on after all texts have ended, as ranks must that gather parameters
 };
 
 // A model's shape, and after make() the model.
@@ -58,8 +58,12 @@ class ModelFamily {
   virtual std::vector<std::pair<std::string, std::string>> rows() const = 0;
   virtual std::string config_json() const = 0;
 
-  // Only shapes of a name take the tokenizer's.
-  virtual void set_vocabulary(std::int64_t vocabulary) = 0;
+  // Only shapes of a name take its vocabulary and special tokens.
+  virtual void set_tokenizer(const data::Tokenizer& tokenizer) = 0;
+  // Tokens of a folder's configuration of which any ends a text.
+  virtual std::vector<std::int64_t> ends() const = 0;
+  // Keys of a folder's configuration that are not read.
+  virtual std::vector<std::string> unknown() const = 0;
   // Names of classes, if the configuration has some; and those of the data.
   virtual std::vector<std::string> labels() const { return {}; }
   virtual void set_labels(const std::vector<std::string>& /*labels*/) {}

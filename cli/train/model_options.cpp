@@ -58,7 +58,8 @@ void declare_model(Command& c, ModelArguments& a) {
              "records to evaluate on (without it the last of --data: libzero.data.holdout)");
   c.choice("--data-format", a.format, {"auto", "jsonl", "csv", "squad", "lines", "document"},
            "of --data and --eval-data (auto: by their names)");
-  c.option("--tokenizer", a.tokenizer, "DIR", "folder of the tokenizer's files (that of --model, else bytes)");
+  c.option("--tokenizer", a.tokenizer, "DIR|bytes",
+           "folder of the tokenizer's files, or bytes (those in --model's folder; of a NAME: bytes)");
   c.option("--seq-length", a.seq_length, "N", "longest sample in tokens (libzero.model.seq_length, else the model's)",
            8, std::int64_t{1} << 24);
   c.option("--generate", a.generate, "HOW",
@@ -75,6 +76,13 @@ std::vector<Setting> model_settings(const Command& c, const ModelArguments& a) {
 }
 
 std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, bool exports) {
+  for (const auto& [flag, text] : {std::pair{"--model", &a.model},
+                                   {"--tokenizer", &a.tokenizer},
+                                   {"--generate", &a.generate},
+                                   {"--lora", &a.lora},
+                                   {"--lora-from", &a.lora_from}})
+    if (c.given(flag) && text->empty())
+      throw ConfigError(std::string("[") + flag + "] got an empty text, expected a value. Hint: leave the option out.");
   if (a.model.empty()) {
     for (const char* flag : {"--task", "--data", "--eval-data", "--data-format", "--tokenizer", "--generate", "--lora",
                              "--lora-from", "--merge-lora"})

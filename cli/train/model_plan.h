@@ -38,7 +38,7 @@ struct LoraPlan {
 struct ModelPlan {
   std::string model;      // folder or name
   std::string task;       // "lm", "mlm", "seq2seq", "classify", "qa"
-  std::string tokenizer;  // folder; empty: that of the model, else bytes
+  std::string tokenizer;  // folder, or "bytes"; empty: that of the model's folder, bytes for a name
   std::string format = "auto";
   std::vector<std::string> data, eval_data;
   std::int64_t seq_length = 0;  // 0: that of the model, at most 512

@@ -103,18 +103,19 @@ void ModelTask::evaluate_samples(TaskScores& mine) {
   }
   if (task != data::Task::Qa) return;
   // Windows of one question may be on several ranks: all scores go to every rank, and rank 0 counts.
+  const auto all_windows = engine_->communicator().all_gather_bytes(windows);
+  if (engine_->communicator().rank() != 0) return;
   bool may_abstain = false;
   for (std::int64_t i = 0; i < examples_->heldout_records(); ++i)
     may_abstain = may_abstain || examples_->heldout_record(i).impossible;
   data::QaAnswers answers(*examples_, may_abstain);
   std::set<std::int64_t> seen;
-  for (const std::string& bytes : engine_->communicator().all_gather_bytes(windows))
+  for (const std::string& bytes : all_windows)
     for (const Window& window : windows_in(bytes, examples_->options().sequence)) {
       const data::Sample sample = examples_->heldout(window.index);
       answers.add(sample, window.start, window.end);
       seen.insert(sample.record);
     }
-  if (engine_->communicator().rank() != 0) return;
   const auto texts = answers.texts();
   for (const std::int64_t record : seen)
     count_answer(mine, texts[static_cast<std::size_t>(record)], examples_->references(record));
@@ -149,12 +150,18 @@ TaskMetrics ModelTask::metrics(const TaskScores& all) const {
 
 std::vector<std::vector<std::int32_t>> ModelTask::generate(const std::vector<std::vector<std::int32_t>>& prompts,
                                                            std::int64_t count, const GeneratePlan& how) {
-  const auto end = tokenizer_->special().end;
+  // What training ends texts with, and what the model's own configuration does; ids of that are of another tokenizer
+  // than that of bytes.
+  std::vector<std::int64_t> ends;
+  if (const auto& special = tokenizer_->special(); special.end || special.separator)
+    ends.push_back(data::end_token(*tokenizer_));
+  if (!tokenizer_folder_.empty())
+    for (const std::int64_t end : family_->ends()) ends.push_back(end);
   // Where a forward gathers parameters, no rank may end earlier than others.
   const bool all = plan_.options.settings().zero.stage == 3 && engine_->communicator().size() > 1;
-  auto said = family_->generate(prompts, {.count = count, .how = how, .end = end, .all_forwards = all});
+  auto said = family_->generate(prompts, {.count = count, .how = how, .ends = ends, .all_forwards = all});
   for (auto& tokens : said)
-    if (end) tokens.erase(std::find(tokens.begin(), tokens.end(), *end), tokens.end());
+    tokens.erase(std::find_first_of(tokens.begin(), tokens.end(), ends.begin(), ends.end()), tokens.end());
   return said;
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "cli/support/gpt_segments.h"
@@ -12,6 +13,7 @@
 #include "config/document.h"
 #include "config/settings.h"
 #include "interchange/names.h"
+#include "models/hf_config.h"
 #include "report/text/text.h"
 
 namespace zero::cli {
@@ -20,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::int64_t kUsualSequence = 512;  // of models that take more, unless it is given
+constexpr const char* kBytes = "bytes";       // --tokenizer
 constexpr const char* kTokenizerFiles[] = {"tokenizer.json",
                                            "tokenizer_config.json",
                                            "special_tokens_map.json",
@@ -46,6 +49,10 @@ std::string joined(const std::vector<std::string>& words, const char* between = 
   return text;
 }
 
+bool names_layer(const std::string& target, const std::string& layer) {
+  return layer == target || layer.ends_with("." + target);
+}
+
 }  // namespace
 
 ModelTask::ModelTask(TrainPlan& plan) : plan_(plan), model_plan_(*plan.model_plan), lora_plan_(model_plan_.lora) {
@@ -66,17 +73,24 @@ ModelTask::ModelTask(TrainPlan& plan) : plan_(plan), model_plan_(*plan.model_pla
 }
 
 void ModelTask::read_tokenizer() {
-  std::error_code error;
-  tokenizer_folder_ = model_plan_.tokenizer;
-  if (tokenizer_folder_.empty() && fs::is_directory(model_plan_.model, error))
-    for (const char* const name : kTokenizerFiles)
-      if (fs::exists(fs::path(model_plan_.model) / name, error)) tokenizer_folder_ = model_plan_.model;
+  if (model_plan_.tokenizer != kBytes) tokenizer_folder_ = model_plan_.tokenizer;
+  if (model_plan_.tokenizer.empty() && models::is_hf_path(model_plan_.model)) {
+    std::error_code error;
+    tokenizer_folder_ = model_plan_.model;
+    if (std::none_of(std::begin(kTokenizerFiles), std::end(kTokenizerFiles),
+                     [&](const char* name) { return fs::exists(fs::path(model_plan_.model) / name, error); }))
+      throw ConfigError(
+          "[--model] got " + model_plan_.model +
+          " without a tokenizer's files, expected tokenizer.json, vocab.json with merges.txt, vocab.txt or "
+          "spiece.model in it. Hint: --tokenizer DIR with the tokenizer that the model was made for, or "
+          "--tokenizer bytes if its tokens are bytes.");
+  }
   try {
     tokenizer_ = tokenizer_folder_.empty() ? data::byte_tokenizer() : data::load_tokenizer(tokenizer_folder_);
   } catch (const std::exception& fault) {
     throw ConfigError("[--tokenizer] " + std::string(fault.what()));
   }
-  family_->set_vocabulary(tokenizer_->vocabulary());
+  family_->set_tokenizer(*tokenizer_);
   if (family_->vocabulary() < tokenizer_->vocabulary())
     throw ConfigError("[--tokenizer] got " + std::to_string(tokenizer_->vocabulary()) + " tokens (" +
                       tokenizer_->description() + "), expected at most the " + std::to_string(family_->vocabulary()) +
@@ -126,6 +140,10 @@ void ModelTask::read_weights(TrainPlan& plan) {
     for (const auto& head : family_->heads()) plan.init.partial.push_back(head + ".*");
     for (const auto& pattern : family_->unused()) plan.init.partial.push_back(pattern);
   }
+  if (lora_plan_ && !lora_plan_->merge && plan.init_from.empty() && !plan.export_to.empty())
+    throw ConfigError("[--export] got adapters on the random weights of --model " + model_plan_.model +
+                      ", expected weights that others have, too. Hint: --merge-lora exports whole weights; or "
+                      "--init-from SRC, or a folder with weights, to begin with.");
   if (lora_plan_)
     for (const char* const part : {"*.lora_A.weight", "*.lora_B.weight"}) plan.init.partial.emplace_back(part);
   if (!plan.export_to.empty() && plan.exported.names.empty()) plan.exported.names = family_->name_map();
@@ -142,7 +160,20 @@ Options ModelTask::fit(const Options& options, int /*world*/) { return options; 
 bool ModelTask::is_target(const std::string& path) const {
   const auto theirs = layer_name(*family_, path);
   return std::any_of(lora_plan_->targets.begin(), lora_plan_->targets.end(),
-                     [&](const std::string& target) { return theirs == target || theirs.ends_with("." + target); });
+                     [&](const std::string& target) { return names_layer(target, theirs); });
+}
+
+// Every target is to have a layer: a misspelt one among others would train less than was asked for.
+void ModelTask::require_layers() const {
+  std::vector<std::string> none;
+  for (const auto& target : lora_plan_->targets)
+    if (std::none_of(lora_->layers().begin(), lora_->layers().end(),
+                     [&](const std::string& path) { return names_layer(target, layer_name(*family_, path)); }))
+      none.push_back(target);
+  if (!none.empty())
+    throw ConfigError("[--lora] got targets without a linear layer: " + joined(none, "+") +
+                      ", expected the ends of names of linear layers in Hugging Face's model, such as " +
+                      joined(family_->lora_targets(), "+"));
 }
 
 bool ModelTask::stays_whole(const std::string& parameter) const {
@@ -167,10 +198,13 @@ std::shared_ptr<torch::nn::Module> ModelTask::build(c10::Device device) {
                             ". Hint: the ends of names of linear layers in Hugging Face's model, such as " +
                             joined(family_->lora_targets(), "+") + ".");
         }
+        require_layers();
         return module;
       },
       device);
+  std::set<const c10::TensorImpl*> counted;
   for (const auto& parameter : module_->parameters()) {
+    if (!counted.insert(parameter.unsafeGetTensorImpl()).second) continue;  // tied to one before
     parameters_ += parameter.numel();
     if (parameter.requires_grad()) trained_ += parameter.numel();
   }
@@ -182,6 +216,17 @@ void ModelTask::begin(Engine& engine) {
   engine_ = &engine;
   device_ = module_->parameters().front().device();
   reader_.emplace(*examples_, engine.mesh().rank("dp"), engine.mesh().size("dp"));
+}
+
+// What is frozen and in no file would be in no export either.
+void ModelTask::took(const ImportReport& report) {
+  if (!lora_plan_ || lora_plan_->merge || plan_.export_to.empty()) return;
+  std::vector<std::string> lost;
+  for (const auto& name : report.missing)
+    if (!models::Lora::is_factor(name) && !stays_whole(name)) lost.push_back(name);
+  if (!lost.empty())
+    throw ConfigError("[--export] got adapters on weights that " + plan_.init_from + " does not have: " + joined(lost) +
+                      ", expected all that are not trained. Hint: --merge-lora exports whole weights.");
 }
 
 std::vector<std::string> ModelTask::take_initial_weights() {
@@ -208,6 +253,17 @@ TaskFacts ModelTask::facts() const {
     facts.model.push_back("adapters of rank " + std::to_string(lora_plan_->rank) + " on " +
                           std::to_string(lora_->layers().size()) + " layers (" + joined(lora_plan_->targets) +
                           "): " + report::human_count(static_cast<double>(trained_)) + " parameters are trained");
+  if (const auto unknown = family_->unknown(); !unknown.empty())
+    facts.warnings.push_back(model_plan_.model +
+                             "/config.json has keys that are of no effect here: " + joined(unknown));
+  const auto names = models::hf_preset_names();
+  if (models::is_hf_path(model_plan_.model) && std::find(names.begin(), names.end(), model_plan_.model) != names.end())
+    facts.warnings.push_back("--model " + model_plan_.model +
+                             " is the folder here, not the shape of that name. Hint: run elsewhere for the shape.");
+  if (lora_ && lora_plan_->merge && plan_.options.settings().precision != config::Precision::Fp32)
+    facts.warnings.push_back(
+        "--merge-lora in 16 bits: each merged weight is rounded to the parameters' dtype, which loses changes smaller "
+        "than half its last bit. Hint: export the adapters and merge them with PEFT in fp32, or --dtype fp32.");
   facts.data_name = joined(model_plan_.data);
   facts.data = "data " + facts.data_name + ", task " + model_plan_.task + ": " +
                std::to_string(examples_->training_samples()) + " samples of " +
@@ -234,6 +290,7 @@ void ModelTask::next(std::int64_t samples) {
   torch::manual_seed(plan_.options.settings().seed * 1000003 + static_cast<std::uint64_t>(position()) * 1009 +
                      static_cast<std::uint64_t>(engine_->mesh().rank("dp")));
   batch_ = batch_of(reader_->next(samples), examples_->options().task, device_);
+  sums_.tokens += batch_.ids.numel() + (examples_->options().task == data::Task::Seq2Seq ? batch_.labels.numel() : 0);
 }
 
 void ModelTask::forward() { loss_ = family_->loss(batch_); }
@@ -279,7 +336,7 @@ ExportReport ModelTask::export_weights(const std::string& folder, const ExportOp
       options.beside.emplace_back(name, std::string(std::istreambuf_iterator<char>(in), {}));
   }
   if (lora_ && !lora_plan_->merge) {
-    AdapterFacts facts{.base_model = model_plan_.model,
+    AdapterFacts facts{.base_model = plan_.init_from,
                        .task_type = family_->task_type(),
                        .targets = lora_plan_->targets,
                        .whole = family_->heads(),

@@ -22,6 +22,7 @@ class ModelTask final : public TrainTask {
   Options fit(const Options& options, int world) override;
   std::shared_ptr<torch::nn::Module> build(c10::Device device) override;
   void begin(Engine& engine) override;
+  void took(const ImportReport& report) override;
   std::vector<std::string> take_initial_weights() override;
   TaskFacts facts() const override;
   void next(std::int64_t samples) override;
@@ -35,6 +36,7 @@ class ModelTask final : public TrainTask {
   TaskScores evaluate() override;
   TaskMetrics metrics(const TaskScores& all) const override;
   TaskSample sample() override;
+  bool export_changes_weights() const override { return lora_plan_ && lora_plan_->merge; }
   ExportReport export_weights(const std::string& folder, const ExportOptions& options) override;
 
  private:
@@ -45,6 +47,7 @@ class ModelTask final : public TrainTask {
   // Layers whose names in files end with a target.
   bool is_target(const std::string& path) const;
   bool stays_whole(const std::string& parameter) const;
+  void require_layers() const;  // throws ConfigError for targets without one
   std::vector<std::string> adapter_parameters() const;
   bool by_generation() const;  // answers are generated, not chosen
   void evaluate_samples(TaskScores& mine);

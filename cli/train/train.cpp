@@ -64,6 +64,7 @@ void introduce(TrainReport& report, const TrainPlan& plan, const TaskFacts& fact
   if (engine.mesh().size("dp") != engine.communicator().size())
     report.note(LogLevel::Info, "mesh " + engine.mesh().text());
   for (const auto& line : facts.memory) report.note(LogLevel::Info, line);
+  for (const auto& line : facts.warnings) report.note(LogLevel::Warning, line);
   if (!report.folder().empty()) report.note(LogLevel::Info, "files in " + report.folder());
   if (s.schedule.total_num_steps > 0 && plan.steps > s.schedule.total_num_steps)
     report.note(LogLevel::Warning, "--steps " + std::to_string(plan.steps) +

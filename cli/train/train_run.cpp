@@ -41,6 +41,7 @@ struct Message {
   std::int64_t weight;   // number of tokens
   std::int64_t samples;  // counted by one rank of those that share them
   int stop_signal;
+  std::int64_t tokens;
 };
 
 // The weighted mean of the losses, summed in rank order so that all ranks get the same bits. counts: equally many on
@@ -50,7 +51,7 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
   std::memcpy(text.data(), &mine, sizeof mine);
   if (!counts.empty()) std::memcpy(text.data() + sizeof mine, counts.data(), counts.size() * sizeof(std::int64_t));
   std::fill(counts.begin(), counts.end(), 0);
-  Message all{0, 0, 0, 0, 0};
+  Message all{0, 0, 0, 0, 0, 0};
   for (const std::string& theirs : comm.all_gather_bytes(text)) {
     Message part{};
     std::memcpy(&part, theirs.data(), std::min(theirs.size(), sizeof part));
@@ -65,6 +66,7 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
     }
     all.weight += part.weight;
     all.samples += part.samples;
+    all.tokens += part.tokens;
     all.stop_signal = std::max(all.stop_signal, part.stop_signal);
   }
   if (all.weight > 0) {
@@ -159,6 +161,7 @@ void TrainRun::take_initial_weights() {
 
 void TrainRun::import_weights() {
   const auto report = engine_.import_weights(plan_.init_from, plan_.init);
+  task_.took(report);
   std::string missing;
   for (const auto& name : report.missing) missing += (missing.empty() ? "; not in it: " : ", ") + name;
   report_.note(LogLevel::Info,
@@ -351,12 +354,11 @@ void TrainRun::end_trace() {
 }
 
 void TrainRun::evaluate() {
-  engine_.flush();
   if (task_.heldout_samples() == 0) return;
   TaskScores mine = task_.evaluate();
   if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
   std::vector<std::int64_t> no_counts;
-  const Message all = agree(comm_, {mine.loss, 0, mine.weight, mine.samples, 0}, no_counts);
+  const Message all = agree(comm_, {mine.loss, 0, mine.weight, mine.samples, 0, 0}, no_counts);
   summary_.heldout = all.loss;
   summary_.heldout_samples = all.samples;
   summary_.metrics =
@@ -376,7 +378,7 @@ void TrainRun::write_sample() {
 }
 
 void TrainRun::export_weights() {
-  if (plan_.export_to.empty() || summary_.stopped_by != 0) return;
+  if (plan_.export_to.empty()) return;
   const auto begin = now();
   const auto report = task_.export_weights(plan_.export_to, plan_.exported);
   char text[64];
@@ -399,6 +401,7 @@ int TrainRun::run() {
   summary_.loss_unit = facts_.loss_unit;
   summary_.mesh = degrees_of(mesh_, plan_.options.settings().model.experts.degree());
   std::vector<double> losses;
+  double all_tokens = 0;
   while (engine_.global_step() < plan_.steps && summary_.stopped_by == 0) {
     const double begin = base::steady_seconds();
     const CommStats before = comm_.stats();
@@ -409,11 +412,13 @@ int TrainRun::run() {
     step(result, row);
     const TaskLosses own = task_.take_losses();
     auto counts = task_.take_expert_counts();
-    const Message all = agree(comm_, {own.loss, own.aux, own.weight, 0, StopSignals::requested()}, counts);
+    const Message all = agree(comm_, {own.loss, own.aux, own.weight, 0, StopSignals::requested(), own.tokens}, counts);
     summary_.stopped_by = all.stop_signal;
     const double seconds = base::steady_seconds() - begin;
     summary_.seconds += seconds;
     losses.push_back(all.loss);
+    const double tokens = all.tokens > 0 ? static_cast<double>(all.tokens) : tokens_per_step;
+    all_tokens += tokens;
     const auto done = static_cast<double>(losses.size());
 
     row.step = result.global_step;
@@ -425,7 +430,7 @@ int TrainRun::run() {
     row.skipped = engine_.skipped_steps();
     row.memory_bytes = std::max(summary_.peak_bytes, peak_bytes());
     row.step_seconds = seconds;
-    row.tokens_per_s = tokens_per_step / seconds;
+    row.tokens_per_s = tokens / seconds;
     const CommStats after = comm_.stats();
     row.ranks = comm_.size();
     row.bytes_sent = after.bytes_sent() - before.bytes_sent();
@@ -453,16 +458,20 @@ int TrainRun::run() {
     const std::size_t tail = std::clamp<std::size_t>(losses.size() / 10, 1, 50);
     for (std::size_t i = losses.size() - tail; i < losses.size(); ++i)
       summary_.final_loss += losses[i] / static_cast<double>(tail);
-    summary_.tokens_per_s = tokens_per_step * static_cast<double>(losses.size()) / summary_.seconds;
+    summary_.tokens_per_s = all_tokens / summary_.seconds;
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
   save_last();
   end_trace();
   if (summary_.stopped_by == 0) {
+    engine_.flush();
+    // First the weights, so that a fault in the rest loses nothing.
+    const bool last = task_.export_changes_weights();
+    if (!last) export_weights();
     evaluate();
     write_sample();
+    if (last) export_weights();
   }
-  export_weights();  // which may merge adapters
   report_.finish(summary_);
   if (summary_.stopped_by == 0) return 0;
   const bool saved = !plan_.checkpoint_dir.empty();

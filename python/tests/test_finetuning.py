@@ -100,6 +100,8 @@ def train(folder: Path, *words: str, ranks: int = 1, code: int = 0) -> dict[str,
         [*command, "--sample", "8"], capture_output=True, text=True, timeout=600, cwd=folder, env=environment
     )
     assert done.returncode == code, done.stdout + done.stderr
+    if code != 0:
+        return {"error": done.stderr}
     return json.loads((folder / "out" / "result.json").read_text())
 
 
@@ -128,8 +130,18 @@ def answers(model: str, folder: Path, *more: str) -> tuple[float, float]:
     config = configuration(
         folder, train_micro_batch_size_per_gpu=32, scheduler={"type": "WarmupCosineLR", "params": schedule}
     )
-    after = train(folder, config, *words, "--steps", "600", "--lr", "0.002")["metrics"]
+    after = train(folder, config, *words, "--steps", "600", "--lr", "0.002", "--export", str(folder / "trained"))[
+        "metrics"
+    ]
     return before["f1"], after["f1"]
+
+
+def answers_again(model: str, folder: Path) -> float:
+    """F1 of exported weights on two ranks at stage 3, with other micro-batches."""
+    config = configuration(folder, train_micro_batch_size_per_gpu=7)
+    words = ["--model", model, "--task", "qa", "--data", str(folder / "train.json"), "--seq-length", "64"]
+    words += ["--eval-data", str(folder / "held-out.json"), "--stage", "3", "--steps", "1", "--lr", "0"]
+    return train(folder, config, *words, ranks=2)["metrics"]["f1"]
 
 
 def test_a_small_bert_learns_to_answer(tmp_path: Path) -> None:
@@ -144,6 +156,7 @@ def test_a_small_gpt2_learns_to_answer(tmp_path: Path) -> None:
     before, after = answers("gpt2", tmp_path)
     assert before < 20
     assert after > 80
+    assert abs(answers_again(str(tmp_path / "trained"), tmp_path) - after) < 1
 
 
 END = 256  # of a text, for the tokenizer of bytes
@@ -209,7 +222,8 @@ def base(tmp_path: Path, request: Any) -> tuple[Path, str]:
 
 def words(folder: Path, *more: str) -> list[str]:
     data = ["--data", str(folder / "train.jsonl"), "--eval-data", str(folder / "held-out.jsonl")]
-    return [configuration(folder), "--model", str(folder / "model"), "--task", "lm", *data, "--seq-length", "64", *more]
+    model = ["--model", str(folder / "model"), "--tokenizer", "bytes", "--task", "lm"]
+    return [configuration(folder), *model, *data, "--seq-length", "64", *more]
 
 
 def load(folder: Path) -> Any:
@@ -232,6 +246,26 @@ def test_peft_loads_adapters(base: tuple[Path, str], stage: int) -> None:
     tokens = torch.randint(0, 256, (2, 40))
     with torch.no_grad():
         assert (merged(tokens).logits - adapted(tokens).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("base", ["llama"], indirect=True)
+def test_merging_in_bf16_rounds_to_its_bits(base: tuple[Path, str]) -> None:
+    folder, name = base
+    more = ["--dtype", "bf16", "--lora", "rank=4,alpha=8,targets=" + TARGETS[name], "--steps", "4"]
+    train(folder, *words(folder, *more, "--export", str(folder / "adapters")))
+    train(folder, *words(folder, *more, "--export", str(folder / "merged"), "--merge-lora"))
+    adapted = peft.PeftModel.from_pretrained(load(folder / "model").bfloat16().float(), folder / "adapters")
+    factors = {key.split(".lora_")[0]: (a, b) for key, a, b in pairs_of(adapted.state_dict())}
+    merged, wanted = load(folder / "merged").state_dict(), adapted.merge_and_unload().state_dict()
+    for key, value in wanted.items():
+        bound = value.abs() * 2**-8
+        if (pair := factors.get("base_model.model." + key.removesuffix(".weight"))) is not None:
+            bound = bound + (pair[1].abs() @ pair[0].abs()) * 2 * 2**-7  # of factors in 16 bits; alpha / rank is 2
+        assert ((merged[key] - value).abs() <= bound).all(), key
+
+
+def pairs_of(state: dict[str, torch.Tensor]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    return [(key, a, state[key.replace("lora_A", "lora_B")]) for key, a in state.items() if "lora_A" in key]
 
 
 @pytest.mark.parametrize("base", list(MAKE), indirect=True)
@@ -260,6 +294,8 @@ def test_transformers_load_what_was_trained(base: tuple[Path, str]) -> None:
     folder, _ = base
     result = train(folder, *words(folder, "--steps", "4", "--export", str(folder / "trained")), ranks=2)
     trained = load(folder / "trained")
+    record = json.loads((folder / "out" / "run.json").read_text())
+    assert record["parameters"] == trained.num_parameters()  # tied tensors once
     assert abs(result["heldout_loss"] - loss_of(trained, folder / "held-out.jsonl")) < 1e-5
     assert abs(result["metrics"]["perplexity"] - torch.tensor(result["heldout_loss"]).exp()) < 1e-2
     prompt = json.loads((folder / "held-out.jsonl").read_text().splitlines()[0])["prompt"]
@@ -267,6 +303,173 @@ def test_transformers_load_what_was_trained(base: tuple[Path, str]) -> None:
     written = folder / "out" / "sample.txt"
     shown = written.read_text(errors="replace").strip("\n") if written.exists() else prompt
     assert shown.replace("\ufffd", "") == (prompt + said).replace("\ufffd", "").strip("\n")
+
+
+def test_any_end_of_the_configuration_ends_a_text(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    model = llama()
+    model.resize_token_embeddings(600)
+    (tmp_path / "model").mkdir()
+    byte_pairs(tmp_path / "model")
+    prompts(tmp_path / "train.jsonl", 8, 1)
+    prompts(tmp_path / "held-out.jsonl", 4, 2)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    prompt = json.loads((tmp_path / "held-out.jsonl").read_text().splitlines()[0])["prompt"]
+    tokens = torch.tensor([tokenizer(prompt).input_ids])
+    how = {"max_new_tokens": 8, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
+    said = model.generate(tokens, eos_token_id=[tokenizer.eos_token_id], pad_token_id=0, **how)[0, tokens.shape[1] :]
+    assert len(set(said.tolist())) > 2
+    model.config.eos_token_id = [tokenizer.eos_token_id, int(said[2])]
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(tmp_path / "model")
+    options = words(tmp_path, "--lr", "0", "--steps", "1")
+    del options[options.index("--tokenizer") : options.index("--tokenizer") + 2]
+    train(tmp_path, *options)
+    before = said[: said.tolist().index(int(said[2]))]
+    assert (tmp_path / "out" / "sample.txt").read_text().strip("\n") == prompt + tokenizer.decode(before)
+
+
+def test_adapters_are_of_weights_that_others_have(tmp_path: Path) -> None:
+    """A BERT without a pooler, which is frozen under adapters, so that they cannot be without it."""
+    wordpiece(tmp_path)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    vocabulary = len((tmp_path / "vocab.txt").read_text().splitlines())
+    config = transformers.BertConfig(vocab_size=vocabulary, max_position_embeddings=64, **size)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "model")
+    lines = [json.dumps({"text": "anna lives in oslo.", "label": "a"}), json.dumps({"text": "ben?", "label": "b"})]
+    (tmp_path / "train.jsonl").write_text("\n".join(lines * 8) + "\n")
+    options = [configuration(tmp_path), "--model", str(tmp_path / "model"), "--tokenizer", str(tmp_path)]
+    options += ["--task", "classify", "--data", str(tmp_path / "train.jsonl"), "--seq-length", "32", "--steps", "1"]
+    options += ["--lora", "rank=2"]
+    train(tmp_path, *options, "--export", str(tmp_path / "whole"), "--merge-lora")
+    assert "bert.pooler.dense.weight" in transformers.BertForSequenceClassification.from_pretrained(
+        tmp_path / "whole"
+    ).state_dict()
+    failed = train(tmp_path, *options, "--export", str(tmp_path / "adapters"), code=2)
+    assert "bert.pooler.dense.weight" in failed["error"]
+
+
+def small_bert(folder: Path, kind: Any, **more: Any) -> Any:
+    """Saves a BERT with large random weights and a tokenizer of words to folder/model."""
+    (folder / "model").mkdir()
+    wordpiece(folder / "model")
+    vocabulary = len((folder / "model" / "vocab.txt").read_text().splitlines())
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(
+        vocab_size=vocabulary, max_position_embeddings=64, initializer_range=0.3, **size, **dropout, **more
+    )
+    model = kind(config)
+    model.save_pretrained(folder / "model")
+    return model
+
+
+def test_adapters_and_head_of_a_classifier(tmp_path: Path) -> None:
+    """Loss and accuracy by PEFT's logits; 7 held-out records on two ranks with micro-batches of 2."""
+    torch.manual_seed(7)
+    labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    small_bert(tmp_path, transformers.BertForSequenceClassification, **labels)
+    draw = random.Random(3)
+    for name, count in (("train", 40), ("held-out", 7)):
+        with (tmp_path / (name + ".jsonl")).open("w") as out:
+            for _ in range(count):
+                value = draw.choice(FACTS[0][2])
+                text = FACTS[0][0].format(draw.choice(NAMES), value)
+                out.write(json.dumps({"text": text, "label": "yes" if value in FACTS[0][2][:4] else "no"}) + "\n")
+    config = configuration(tmp_path, train_micro_batch_size_per_gpu=2)
+    options = [config, "--model", str(tmp_path / "model"), "--task", "classify", "--seq-length", "32", "--steps", "6"]
+    options += ["--data", str(tmp_path / "train.jsonl"), "--eval-data", str(tmp_path / "held-out.jsonl")]
+    result = train(tmp_path, *options, "--lora", "rank=2", "--export", str(tmp_path / "adapters"), ranks=2)
+    model = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    adapted = peft.PeftModel.from_pretrained(model, tmp_path / "adapters").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    losses, right = [], []
+    for line in (tmp_path / "held-out.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        label = torch.tensor([labels["label2id"][record["label"]]])
+        with torch.no_grad():
+            logits = adapted(**tokenizer(record["text"], return_tensors="pt")).logits
+        losses.append(torch.nn.functional.cross_entropy(logits.double(), label).item())
+        right.append(int(logits.argmax()) == int(label))
+    assert len(losses) == result["heldout_samples"] == 7
+    assert abs(result["heldout_loss"] - sum(losses) / 7) < 1e-5
+    assert abs(result["metrics"]["accuracy"] - sum(right) / 7) < 1e-9
+
+
+def test_adapters_of_a_t5(tmp_path: Path) -> None:
+    """Loss of the targets' bytes and their end, by PEFT's logits."""
+    torch.manual_seed(8)
+    size = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    config = transformers.T5Config(vocab_size=260, dropout_rate=0.0, decoder_start_token_id=0, **size)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    draw = random.Random(4)
+    for name, count in (("train", 40), ("held-out", 7)):
+        with (tmp_path / (name + ".jsonl")).open("w") as out:
+            for _ in range(count):
+                fact = draw.choice(FACTS)
+                value = draw.choice(fact[2])
+                out.write(json.dumps({"source": fact[0].format(draw.choice(NAMES), value), "target": value}) + "\n")
+    config_file = configuration(tmp_path, train_micro_batch_size_per_gpu=2)
+    options = [config_file, "--model", str(tmp_path / "model"), "--tokenizer", "bytes", "--task", "seq2seq"]
+    options += ["--data", str(tmp_path / "train.jsonl"), "--eval-data", str(tmp_path / "held-out.jsonl")]
+    options += ["--seq-length", "64", "--steps", "6", "--lora", "rank=2", "--export", str(tmp_path / "adapters")]
+    result = train(tmp_path, *options, ranks=2)
+    model = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "model")
+    adapted = peft.PeftModel.from_pretrained(model, tmp_path / "adapters").eval()
+    total, count = 0.0, 0
+    for line in (tmp_path / "held-out.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        source = torch.tensor([list(record["source"].encode())])
+        target = torch.tensor([[*record["target"].encode(), END]])
+        with torch.no_grad():
+            logits = adapted(input_ids=source, labels=target).logits[0].double()
+        total += torch.nn.functional.cross_entropy(logits, target[0], reduction="sum").item()
+        count += target.numel()
+    assert abs(result["heldout_loss"] - total / count) < 1e-5
+
+
+def f1_of(said: str, wanted: str) -> float:
+    """SQuAD's, of words without articles."""
+    mine, theirs = (
+        [w for w in "".join(c for c in t.lower() if c.isalnum() or c.isspace()).split() if w not in ("a", "an", "the")]
+        for t in (said, wanted)
+    )
+    common = sum(min(mine.count(word), theirs.count(word)) for word in set(mine))
+    return 2 * common / (len(mine) + len(theirs)) if common else float(mine == theirs)
+
+
+def test_answers_are_those_of_transformers(tmp_path: Path) -> None:
+    """Exact match and F1 of 23 questions on two ranks, which micro-batches of 2 do not divide."""
+    torch.manual_seed(9)
+    small_bert(tmp_path, transformers.BertForQuestionAnswering)
+    squad(tmp_path / "train.json", 400, seed=1, held_out=False)
+    held_out = squad(tmp_path / "held-out.json", 23, seed=2, held_out=False)
+    config = configuration(tmp_path, train_micro_batch_size_per_gpu=2)
+    options = [config, "--model", str(tmp_path / "model"), "--task", "qa", "--seq-length", "64", "--steps", "30"]
+    options += ["--data", str(tmp_path / "train.json"), "--eval-data", str(held_out)]
+    result = train(tmp_path, *options, "--export", str(tmp_path / "trained"), ranks=2)
+    model = transformers.BertForQuestionAnswering.from_pretrained(tmp_path / "trained").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    f1, exact = 0.0, 0
+    paragraphs = json.loads(held_out.read_text())["data"][0]["paragraphs"]
+    for paragraph in paragraphs:
+        context, question = paragraph["context"], paragraph["qas"][0]
+        pair = tokenizer(question["question"], context, return_tensors="pt", return_offsets_mapping=True)
+        offsets, sides = pair.pop("offset_mapping")[0].tolist(), pair.sequence_ids(0)
+        with torch.no_grad():
+            out = model(**pair)
+        scores = [
+            (float(out.start_logits[0, i] + out.end_logits[0, k]), i, k)
+            for i in range(len(sides))
+            for k in range(i, min(i + 30, len(sides)))
+            if sides[i] == sides[k] == 1
+        ]
+        _, i, k = max(scores, key=lambda score: score[0])
+        said, wanted = context[offsets[i][0] : offsets[k][1]], question["answers"][0]["text"]
+        f1 += f1_of(said, wanted)
+        exact += f1_of(said, wanted) == 1.0
+    assert abs(result["metrics"]["f1"] - 100 * f1 / 23) < 1e-6
+    assert abs(result["metrics"]["exact_match"] - 100 * exact / 23) < 1e-6
 
 
 def greedy(model: Any, tokens: list[int], count: int) -> str:

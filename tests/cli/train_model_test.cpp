@@ -178,7 +178,14 @@ TEST(TrainModel, AResumedRunIsTheUninterruptedOne) {
 
 TEST(TrainModel, AdaptersAloneAreTrained) {
   const auto folder = make_folder();
-  const auto options = llama() + Words{"--stage", "3", "--lora", "rank=2,alpha=4,targets=q_proj+down_proj"};
+  const auto plain = train(folder, 2, llama() + Words{"--export", "plain", "--lr", "0"}, 1);
+  ASSERT_EQ(plain.code, 0) << plain.err;
+  const json base = json::parse(std::ifstream(folder + "/plain/config.json"), nullptr, false);
+  EXPECT_EQ(base["eos_token_id"], 256) << "of the tokenizer of bytes";
+  EXPECT_EQ(base["pad_token_id"], 256);
+  std::filesystem::remove_all(folder + "/out");
+  const auto options =
+      llama() + Words{"--stage", "3", "--init-from", "plain", "--lora", "rank=2,alpha=4,targets=q_proj+down_proj"};
   const auto run = train(folder, 2, options + Words{"--export", "adapters"}, 4);
   ASSERT_EQ(run.code, 0) << run.err;
   const auto adapters = plain_folder(folder + "/adapters");
@@ -194,15 +201,12 @@ TEST(TrainModel, AdaptersAloneAreTrained) {
   // Without a step's change, merged weights are those that the run began with.
   const auto still = train(folder, 2, options + Words{"--export", "merged", "--merge-lora", "--lr", "0"}, 1);
   ASSERT_EQ(still.code, 0) << still.err;
-  const auto plain = train(folder, 2, llama() + Words{"--export", "plain", "--lr", "0"}, 1);
-  ASSERT_EQ(plain.code, 0) << plain.err;
   const auto merged = plain_folder(folder + "/merged"), wanted = plain_folder(folder + "/plain");
   ASSERT_EQ(merged.size(), wanted.size());
-  // Factors are drawn where they are registered, so that weights of later layers differ; the embedding does not.
-  const std::string embedding = "model.embed_tokens.weight";
-  EXPECT_EQ(merged.at(embedding).floats(), wanted.at(embedding).floats());
+  for (const auto& [name, tensor] : wanted) EXPECT_EQ(merged.at(name).floats(), tensor.floats()) << name;
   const json config = json::parse(std::ifstream(folder + "/adapters/adapter_config.json"), nullptr, false);
   EXPECT_EQ(config["r"], 2);
+  EXPECT_EQ(config["base_model_name_or_path"], "plain");
   EXPECT_EQ(config["target_modules"], (json{"q_proj", "down_proj"}));
 }
 
@@ -234,12 +238,31 @@ TEST(TrainModel, EveryTaskHasItsMetric) {
   }
 }
 
+// Two prompts of 18 and 17 bytes with their completions, in samples of at most 32 tokens.
+TEST(TrainModel, PaddingThatIsNotComputedIsNotCounted) {
+  const auto folder = make_folder();
+  const Words data = {"--data", "prompts.jsonl", "--eval-data", "prompts.jsonl"};
+  const auto run = train(folder, 1, Words{"--model", "llama-110m", "--task", "lm"} + data + kTiny, 2);
+  ASSERT_EQ(run.code, 0) << run.err;
+  std::ifstream log(folder + "/out/log.jsonl");
+  std::string line;
+  std::getline(log, line);
+  const auto step = json::parse(line);
+  EXPECT_NEAR(step["tokens_per_s"].get<double>() * step["step_ms"].get<double>() / 1000, 2 * 2 * 18, 0.01);
+}
+
 TEST(TrainModel, SaysWhatItCannotDo) {
   const auto folder = make_folder();
   write(folder + "/no-fields.jsonl", R"({"words": "anna"})"
                                      "\n");
   std::filesystem::create_directory(folder + "/other");
   write(folder + "/other/config.json", R"({"model_type": "mamba"})");
+  std::filesystem::create_directory(folder + "/bare");
+  write(folder + "/bare/config.json", R"({"model_type": "gpt2", "vocab_size": 300})");
+  std::filesystem::create_directory(folder + "/pissa");
+  write(folder + "/pissa/adapter_config.json", R"({"peft_type": "LORA", "r": 2, "lora_alpha": 2,
+    "target_modules": ["q_proj"], "init_lora_weights": "pissa_niter_4",
+    "kasa_config": {"k": 1}, "corda_config": null})");
   struct Case {
     Words words;
     std::string message;
@@ -261,7 +284,21 @@ TEST(TrainModel, SaysWhatItCannotDo) {
       {bert("classify", "no-fields.jsonl"), "no-fields.jsonl:1"},
       {bert("mlm", "absent.txt"), "absent.txt"},
       {{"--model", "bert-base", "--task", "mlm", "--data", "text.txt", "--tokenizer", "absent"}, "absent"},
-      {llama() + Words{"--set", "libzero.model.vocabulary=100"}, "libzero.model.vocabulary"},
+      {llama() + Words{"--set", "libzero.model.vocabulary=1000"}, "[libzero.model.vocabulary] got a value"},
+      {llama() + Words{"--set", "libzero.model.tied=false"}, "[libzero.model.tied] got a value"},
+      {llama() + Words{"--set", "libzero.model.size=gpt2"}, "[libzero.model.size] got a value"},
+      {llama() + Words{"--set", "libzero.data.text=text.txt"}, "[libzero.data.text] got a value"},
+      {{"--model", "bare", "--task", "lm", "--data", "text.txt"}, "Hint: --tokenizer DIR"},
+      {{"--model", "text.txt", "--task", "lm", "--data", "text.txt"}, "[--model] got the file text.txt"},
+      {{"--model", "", "--task", "lm", "--data", "text.txt"}, "[--model] got an empty text"},
+      {llama() + Words{"--tokenizer", ""}, "[--tokenizer] got an empty text"},
+      {llama() + Words{"--generate", ""}, "[--generate] got an empty text"},
+      {llama() + Words{"--lora", ""}, "[--lora] got an empty text"},
+      {llama() + Words{"--lora-from", ""}, "[--lora-from] got an empty text"},
+      {llama() + Words{"--lora-from", "pissa"}, "init_lora_weights: got \"pissa_niter_4\""},
+      {llama() + Words{"--lora-from", "pissa"}, "kasa_config: got {\"k\":1}"},
+      {llama() + Words{"--lora", "rank=4,targets=q_proj+qproj"}, "without a linear layer: qproj,"},
+      {llama() + Words{"--lora", "rank=4", "--export", "adapters"}, "[--export] got adapters on the random weights"},
       {llama() + Words{"--lora", "rank=0"}, "[--lora] got rank \"0\""},
       {llama() + Words{"--lora", "ranks=4"}, "[--lora] got \"ranks\""},
       {llama() + Words{"--lora", "rank=4,targets=query"}, "targets=query"},
