@@ -11,7 +11,7 @@ namespace zero::cli {
 
 void GptChoice::declare(Command& c) {
   const auto standard = [](std::int64_t value) { return " (" + std::to_string(value) + ")"; };
-  c.option("--model", preset, "NAME", "gpt-1m, gpt-10m, gpt2, gpt2-medium, gpt2-large, gpt2-xl");
+  c.option("--model", preset, "NAME", models);
   c.option("--layers", shape.layers, "N", "blocks" + standard(shape.layers), 1, 1000);
   c.option("--hidden", shape.hidden, "N", "width" + standard(shape.hidden), 1, 65536);
   c.option("--heads", shape.heads, "N", "attention heads" + standard(shape.heads), 1, 1024);

@@ -12,7 +12,8 @@
 namespace zero::cli {
 
 struct GptChoice {
-  std::string preset;       // empty: none
+  std::string preset;                                                              // empty: none
+  std::string models = "gpt-1m, gpt-10m, gpt2, gpt2-medium, gpt2-large, gpt2-xl";  // of the help text
   models::GptConfig shape;  // the values before parse() are the defaults shown in the help
 
   // --model, --layers, --hidden, --heads, --sequence, --vocabulary. Must outlive command.parse().

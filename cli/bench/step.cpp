@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <variant>
 
 #include "cli/bench/bench.h"
 #include "cli/bench/bench_gpt.h"
@@ -18,6 +19,7 @@
 #include "cli/support/options.h"
 #include "config/batch.h"
 #include "config/settings.h"
+#include "models/hf_config.h"
 #include "report/text/axis_bytes.h"
 #include "report/text/table.h"
 #include "report/text/terminal.h"
@@ -35,6 +37,8 @@ struct Setup {
   std::string stages = "0,1,2,3", recipes = "fp32,bf16", transport = "shm", device = "cpu", trace;
   bool no_compute = false;
   GptChoice choice;
+  std::string llama;  // in the GPT's place
+  std::int64_t parameters = 0;
   std::vector<std::string> set;
 };
 
@@ -121,6 +125,34 @@ void declare(Command& c, Setup& s) {
   c.option("--micro-batch-size,--batch", s.batch, "N", "samples per rank and step (1)", 1, 1 << 20);
 }
 
+// The GPT's shape; with --model of a Llama, that of its tokens. Sets what else the setup says of the model.
+models::GptConfig chosen_model(const Command& command, Setup& setup) {
+  const auto names = models::hf_preset_names();
+  const auto& name = setup.choice.preset;
+  const bool known = std::find(names.begin(), names.end(), name) != names.end();
+  const auto config = known ? models::hf_preset(name).config : models::AnyConfig();
+  const auto* const llama = std::get_if<models::LlamaConfig>(&config);
+  if (llama == nullptr) {
+    auto gpt = setup.choice.chosen(command);
+    setup.parameters = gpt.num_parameters();
+    return gpt;
+  }
+  for (const char* option :
+       {"--layers", "--hidden", "--heads", "--vocabulary", "--tensor-parallel", "--sequence-parallel", "--segments"})
+    if (command.given(option))
+      throw ConfigError(std::string("[") + option + "] got it with --model " + name +
+                        ", expected it with a GPT alone. Hint: a Llama has the sizes of `zero models " + name + "`.");
+  if (!setup.no_compute)
+    throw ConfigError("[--model] got " + name + ", expected --no-compute with it: compute is measured of the GPT");
+  setup.llama = name;
+  setup.parameters = llama->num_parameters();
+  return {.layers = llama->layers,
+          .hidden = llama->hidden,
+          .heads = llama->heads,
+          .sequence = command.given("--sequence") ? setup.choice.shape.sequence : llama->sequence,
+          .vocabulary = llama->vocabulary};
+}
+
 // trace.json for one configuration; trace.bf16-stage3.json and so on for several.
 void name_traces(const std::string& file, std::vector<Series>& all) {
   if (file.empty()) return;
@@ -153,6 +185,7 @@ std::vector<Series> configurations(const Setup& setup, const models::GptConfig& 
                   .sequence_parallel = setup.sequence_parallel,
                   .segments = setup.segments,
                   .gpt = gpt,
+                  .llama = setup.llama,
                   .set = setup.set,
                   .trace = {}};
     if (!setup.no_compute) {
@@ -219,7 +252,7 @@ Json document_of(const Setup& setup, const models::GptConfig& gpt, const std::ve
                      {"heads", gpt.heads},
                      {"sequence_tokens", gpt.sequence},
                      {"vocabulary", gpt.vocabulary},
-                     {"parameters_elements", gpt.num_parameters()}}},
+                     {"parameters_elements", setup.parameters}}},
                    {"device", setup.device},
                    {"world", setup.world},
                    {"transport", setup.transport},
@@ -349,13 +382,13 @@ std::string tables_of(const std::vector<Series>& all, const std::string& recipe,
 std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std::vector<Series>& all,
                     std::size_t columns) {
   std::string text = machine_line() + "\nlibzero " ZERO_VERSION ", libtorch " TORCH_VERSION "\n";
-  text += "GPT of " + report::human_count(static_cast<double>(gpt.num_parameters())) + " parameters (" +
-          std::to_string(gpt.layers) + " layers, hidden " + std::to_string(gpt.hidden) + "), " +
-          std::to_string(setup.batch) + " x " + std::to_string(gpt.sequence) + " tokens a " +
-          (setup.mesh.share_samples() ? "data-parallel rank" : "rank") + "\n" + std::to_string(setup.world) +
-          " ranks (" + setup.transport + "), threads a rank " + std::to_string(setup.threads) + "; " +
-          std::to_string(setup.rounds) + " rounds of " + std::to_string(setup.steps) + " steps after " +
-          std::to_string(setup.warmup) + "\n";
+  text += (setup.llama.empty() ? "GPT" : setup.llama) + " of " +
+          report::human_count(static_cast<double>(setup.parameters)) + " parameters (" + std::to_string(gpt.layers) +
+          " layers, hidden " + std::to_string(gpt.hidden) + "), " + std::to_string(setup.batch) + " x " +
+          std::to_string(gpt.sequence) + " tokens a " + (setup.mesh.share_samples() ? "data-parallel rank" : "rank") +
+          "\n" + std::to_string(setup.world) + " ranks (" + setup.transport + "), threads a rank " +
+          std::to_string(setup.threads) + "; " + std::to_string(setup.rounds) + " rounds of " +
+          std::to_string(setup.steps) + " steps after " + std::to_string(setup.warmup) + "\n";
   if (setup.mesh.share_samples()) text += "mesh " + report::degrees_text(setup.mesh) + "\n";
   if (const auto segments = segments_of(options_of(all.back().task), gpt); segments > 0)
     text +=
@@ -376,13 +409,14 @@ std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std:
 
 int bench_step(int argc, char** argv) {
   Setup setup;
+  setup.choice.models += "; with --no-compute also llama-15m, llama-42m, llama-110m and larger ones";
   setup.choice.shape = {.layers = 8, .hidden = 512, .heads = 8, .sequence = 128, .vocabulary = 8192};
   Command command(kName, "time, memory and traffic of a training step by stage and recipe, compared with compute alone",
                   "[options]", "  zero bench step --stages 0,3 --recipes bf16 --rounds 3 --steps 20\n");
   declare(command, setup);
   if (!command.parse(argc, argv)) return 0;
   const auto& global = command.global();
-  const auto gpt = setup.choice.chosen(command);
+  const auto gpt = chosen_model(command, setup);
   const bool on_gpu = setup.device == "cuda";
   if (on_gpu && !command.given("--transport")) setup.transport = "nccl";
   setup.transport =
@@ -396,6 +430,9 @@ int bench_step(int argc, char** argv) {
   const bool alone = setup.transport == "fake";
   for (auto& series : all) series.task.alone_of = alone ? setup.world : 0;
   setup.mesh = {shape.data, shape.sequence, shape.tensor};
+  if (!setup.llama.empty() && (setup.mesh.share_samples() || segments_of(options_of(all.back().task), gpt) > 0))
+    throw ConfigError("[--set] got ranks that share samples, or checkpointed layers, with --model " + setup.llama +
+                      ", expected them with a GPT alone");
   const bool speaks = own->rank() == 0;
   const bool tells = speaks && log_threshold(global) <= LogLevel::Info;
 

@@ -10,6 +10,8 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <optional>
+#include <variant>
 
 #include "cli/bench/bench_gpt.h"
 #include "cli/support/gpt_json.h"
@@ -18,6 +20,8 @@
 #include "cli/support/mesh_traffic.h"
 #include "cli/support/pss.h"
 #include "cli/support/trace_text.h"
+#include "models/hf_config.h"
+#include "models/llama.h"
 
 namespace zero::cli {
 namespace {
@@ -143,6 +147,50 @@ void add_traffic(Json& result, const StepTask& task, const Mesh& mesh, const Com
   result["operations"] = rows;
 }
 
+models::Llama make_llama(const StepTask& task) {
+  auto config = std::get<models::LlamaConfig>(models::hf_preset(task.llama).config);
+  config.sequence = task.gpt.sequence;
+  torch::manual_seed(static_cast<std::uint64_t>(kModelSeed));
+  return models::Llama(config);
+}
+
+// The model that is trained: the GPT, whose computation a mesh may divide, or a Llama on whole samples.
+class Trained {
+ public:
+  Trained(const StepTask& task, const Options& options, c10::Device device) : batch_(task.batch) {
+    if (task.llama.empty()) {
+      gpt_ = make_gpt(task.gpt, kModelSeed);
+      place_segments(gpt_, segments_of(options, task.gpt));
+    } else {
+      llama_ = make_llama(task);
+    }
+    if (!device.is_cpu()) module()->to(device);
+  }
+  std::shared_ptr<torch::nn::Module> module() const {
+    if (gpt_) return gpt_.ptr();
+    return llama_.ptr();
+  }
+  void begin(const Mesh& mesh, const Options& options) {
+    if (gpt_) share_.emplace(gpt_, mesh, options);
+  }
+  // samples: int64 [batch, sequence + 1].
+  at::Tensor loss_of(const at::Tensor& samples) {
+    if (share_) return share_->loss_of(samples);
+    const auto tokens = samples.size(1) - 1;
+    return llama_->loss(samples.narrow(1, 0, tokens), samples.narrow(1, 1, tokens));
+  }
+  void backward(Engine& engine, const at::Tensor& loss) {
+    if (share_) return share_->backward(engine, loss, batch_);
+    engine.backward(loss);
+  }
+
+ private:
+  const std::int64_t batch_;
+  models::Gpt gpt_{nullptr};
+  models::Llama llama_{nullptr};
+  std::optional<GptShare> share_;
+};
+
 Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   const auto device = device_of(task, *comm);
   const auto options = options_of(task);
@@ -151,11 +199,9 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   comm->barrier();  // all ranks have loaded shared data
   const auto before = pss_bytes();
   comm->barrier();
-  auto model = make_gpt(task.gpt, kModelSeed);
-  if (task.on_gpu) model->to(device);
-  place_segments(model, segments_of(options, task.gpt));
-  Engine engine(model, options, mesh);
-  GptShare share(model, *mesh, options);
+  Trained model(task, options, device);
+  Engine engine(model.module(), options, mesh);
+  model.begin(*mesh, options);
   std::vector<double> step_s, forward_s, backward_s, optimizer_s, losses, cpu_step_s, cpu_optimizer_s;
   for (std::int64_t k = 0; k < task.warmup + task.steps; ++k) {
     const auto samples = tokens.of(k);
@@ -165,9 +211,9 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
     }
     const auto cpu_start = processor_seconds();
     const auto start = now_on(device);
-    auto loss = share.loss_of(samples);
+    auto loss = model.loss_of(samples);
     const auto forward = now_on(device);
-    share.backward(engine, loss, task.batch);
+    model.backward(engine, loss);
     const auto backward = now_on(device);
     const auto cpu_backward = processor_seconds();
     engine.step();
@@ -191,8 +237,8 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   if (task.on_gpu || task.alone_of > 0) engine.reset_peak_memory();
   PssSampler sampler;
   for (std::int64_t k = 0; k < kMemorySteps; ++k) {
-    auto loss = share.loss_of(tokens.of(k));
-    share.backward(engine, loss, task.batch);
+    auto loss = model.loss_of(tokens.of(k));
+    model.backward(engine, loss);
     engine.step();
   }
   const auto peak = sampler.stop();
@@ -218,8 +264,8 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
   if (task.trace.empty()) return result;
   engine.start_trace(task.trace);
   for (std::int64_t k = 0; k < kTraceSteps; ++k) {
-    auto loss = share.loss_of(tokens.of(k));
-    share.backward(engine, loss, task.batch);
+    auto loss = model.loss_of(tokens.of(k));
+    model.backward(engine, loss);
     engine.step();
   }
   const auto trace = engine.stop_trace();
@@ -319,10 +365,19 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
 }  // namespace
 
 Json StepTask::json() const {
-  return {{"recipe", recipe},   {"on_gpu", on_gpu},     {"stage", stage},
-          {"steps", steps},     {"warmup", warmup},     {"batch", batch},
-          {"threads", threads}, {"gpt", gpt},           {"set", set},
-          {"trace", trace},     {"alone_of", alone_of}, {"mesh", {tensor_parallel, sequence_parallel, segments}}};
+  return {{"recipe", recipe},
+          {"on_gpu", on_gpu},
+          {"stage", stage},
+          {"steps", steps},
+          {"warmup", warmup},
+          {"batch", batch},
+          {"threads", threads},
+          {"gpt", gpt},
+          {"llama", llama},
+          {"set", set},
+          {"trace", trace},
+          {"alone_of", alone_of},
+          {"mesh", {tensor_parallel, sequence_parallel, segments}}};
 }
 
 StepTask StepTask::from(const Json& json) {
@@ -342,6 +397,7 @@ StepTask StepTask::from(const Json& json) {
   mesh.at(1).get_to(task.sequence_parallel);
   mesh.at(2).get_to(task.segments);
   json.at("gpt").get_to(task.gpt);
+  json.at("llama").get_to(task.llama);
   return task;
 }
 

@@ -26,6 +26,8 @@ struct StepTask {
   std::int64_t alone_of = 0;
   std::int64_t segments = 0;  // of activation checkpointing; 0: as the configuration says, by default none
   models::GptConfig gpt;
+  std::string
+      llama;  // a Llama by its name, in the GPT's place: gpt.sequence and gpt.vocabulary are its; empty: the GPT
   std::vector<std::string> set;  // "KEY=VALUE" settings of the configuration
   std::string trace;             // file for a trace of additional steps; empty: none
 

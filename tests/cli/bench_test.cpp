@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -213,6 +214,24 @@ TEST(BenchStep, ARankIsNotStartedByHand) {
   const auto run = bench({"step-rank", "{}"}, false);
   EXPECT_EQ(run.code, 2);
   EXPECT_NE(run.err.find("got a start by hand"), std::string::npos) << run.err;
+}
+
+// The model that script/compare measures beside transformers': a Llama of `zero models`, with its parameters, the same
+// losses at all stages, and a first loss near that of equal probabilities.
+TEST(BenchStep, ALlamaByItsName) {
+  const auto run = bench({"step", "--model", "llama-15m", "--no-compute", "--stages", "0,3", "--recipes", "fp32",
+                          "--steps", "1", "--warmup", "0", "--rounds", "1", "--sequence", "16", "--json"},
+                         false);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const auto document = json::parse(run.out);
+  // 32000 x 288 embeddings, 6 layers of 4 x 288^2 + 3 x 288 x 768 + 2 x 288, the last norm.
+  EXPECT_EQ(document["model"]["parameters_elements"],
+            32000 * 288 + 6 * (4 * 288 * 288 + 3 * 288 * 768 + 2 * 288) + 288);
+  EXPECT_EQ(document["equal_losses"]["fp32"], true);
+  EXPECT_NEAR(document["runs"][0]["first_loss"].get<double>(), std::log(32000), 0.2);
+  const auto cut = bench({"step", "--model", "llama-15m", "--no-compute", "--layers", "2"}, false);
+  EXPECT_EQ(cut.code, 2);
+  EXPECT_NE(cut.err.find("[--layers]"), std::string::npos) << cut.err;
 }
 
 TEST(BenchStep, FaultsBeforeAnythingRuns) {
