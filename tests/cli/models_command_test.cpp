@@ -57,8 +57,8 @@ TEST(Models, AConfigOfANameIsReadAsTheSameModel) {
   for (const char* name : {"gpt2", "llama-110m", "llama-3.2-1b", "bert-tiny", "t5-v1.1-small", "vit-tiny"}) {
     const auto written = models({name});
     ASSERT_EQ(written.code, 0) << written.err;
-    std::ofstream(folder.path() + "/config.json") << written.out;
-    const auto read = models({folder.path()});
+    std::ofstream(folder.path() / "config.json") << written.out;
+    const auto read = models({folder.text()});
     EXPECT_EQ(read.code, 0) << read.err;
     EXPECT_EQ(Json::parse(read.out), Json::parse(written.out)) << name;
   }
@@ -70,8 +70,8 @@ TEST(Models, RefusesWhatItDoesNotKnow) {
   EXPECT_EQ(unknown.code, 2);
   EXPECT_NE(unknown.err.find("llama-9b"), std::string::npos) << unknown.err;
   EXPECT_NE(unknown.err.find("llama-110m"), std::string::npos) << "the names that there are: " << unknown.err;
-  std::ofstream(folder.path() + "/config.json") << R"({"model_type": "mamba"})";
-  const auto other = models({folder.path()});
+  std::ofstream(folder.path() / "config.json") << R"({"model_type": "mamba"})";
+  const auto other = models({folder.text()});
   EXPECT_EQ(other.code, 2);
   EXPECT_NE(other.err.find("mamba"), std::string::npos) << other.err;
 }

@@ -193,9 +193,12 @@ class Nccl final : public Transport {
     operation->kept = std::move(kept);
     if (!channel_->is_group()) channel_->detector().began(sequence_, operation->call.text());
     auto work = std::make_shared<NcclWork>(channel_, operation);
-    c10::Event before(c10::kCUDA);
-    before.record(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(channel_->device));
-    before.block(channel_->stream);
+    // Messages of host tensors wait for no work of the GPU: a rank whose GPU is stuck can still be told why.
+    if (std::any_of(operation->kept.begin(), operation->kept.end(), [](const auto& each) { return each.is_cuda(); })) {
+      c10::Event before(c10::kCUDA);
+      before.record(c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(channel_->device));
+      before.block(channel_->stream);
+    }
     try {
       const c10::StreamGuard on_channel(channel_->stream);
       Running running{*channel_, *operation, *work};
