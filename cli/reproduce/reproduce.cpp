@@ -19,18 +19,18 @@ namespace zero::cli {
 
 const std::vector<Experiment>& experiments() {
   static const std::vector<Experiment> all{
-      {"homework", "Six configurations: bytes at four moments, 20 iterations", 0.5, 6, reproduce_homework},
-      {"stages", "Model states by stage, and bytes sent", 0.3, 1, reproduce_stages},
-      {"mixed-precision", "Bytes of a 16-bit copy, and the search of the loss scale", 0.2, 2,
+      {"homework", "Six configurations: bytes at four moments, 20 iterations", 0.7, 6, reproduce_homework},
+      {"stages", "Model states by stage, and bytes sent", 0.2, 1, reproduce_stages},
+      {"mixed-precision", "Bytes of a 16-bit copy, and the search of the loss scale", 0.1, 2,
        reproduce_mixed_precision},
       {"ddp-vs-fsdp", "DDP and FSDP by size, until DDP does not fit", 0.3, 10, reproduce_ddp_vs_fsdp},
       {"largest-model", "The largest model of each stage within one budget", 0.4, 8, reproduce_largest_model},
-      {"offload", "The largest model with host memory and files", 1, 8, reproduce_offload},
-      {"superlinear", "Speed of a rank when its batch grows with the number of ranks", 1, 7, reproduce_superlinear},
-      {"checkpointing", "The largest batch with activations kept, computed again, and away", 0.5, 1,
+      {"offload", "The largest model with host memory and files", 0.8, 8, reproduce_offload},
+      {"superlinear", "Speed of a rank when its batch grows with the number of ranks", 0.9, 7, reproduce_superlinear},
+      {"checkpointing", "The largest batch with activations kept, computed again, and away", 2, 1,
        reproduce_checkpointing},
-      {"delayed-update", "The loss with and without the delayed parameter update", 2, 4, reproduce_delayed_update},
-      {"experts", "A larger model at the cost of a token: mixture of experts", 0.6, 8, reproduce_experts}};
+      {"delayed-update", "The loss with and without the delayed parameter update", 1.1, 4, reproduce_delayed_update},
+      {"experts", "A larger model at the cost of a token: mixture of experts", 0.3, 8, reproduce_experts}};
   return all;
 }
 
