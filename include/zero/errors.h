@@ -1,7 +1,7 @@
 // The four error classes of libzero. It throws no others. Messages about values read
 //   [where] got X, expected Y (rank 2/4, group blocks.3, step 17). Hint: what to change.
 // and messages about failed operations "[where] cannot do X: reason. Hint: ...". The library never prints, exits or
-// aborts.
+// aborts, except where a GPU waits for a dead rank and the host with it: exit code 6 (docs/errors.md).
 #pragma once
 #include <stdexcept>
 #include <string>
