@@ -28,7 +28,7 @@ Usage: zero SUBCOMMAND [options]
   plan                    estimate memory, traffic and time before a run
   explain stage 0-3       where states are stored and sent in each phase
   report RUN...           a page about finished runs: curves, memory, traffic
-  reproduce [NAME...]     the papers' and documents' experiments, on this machine
+  reproduce [NAME...]     the papers' and documents' experiments, measured here
   bench                   measure collectives, optimizer, I/O, steps, stages
   doctor                  check what this machine provides and lacks
   checkpoint              list, read and verify checkpoints
