@@ -66,10 +66,7 @@ std::vector<std::string> texts_of(const Record& record, const char* field) {
 class PromptMaker : public RecordMaker {
  public:
   PromptMaker(const ExampleOptions& options, const Tokenizer& tokenizer)
-      : RecordMaker(options, tokenizer, {}), end_(end_token(tokenizer)) {
-    const auto begin = tokenizer.special().begin;
-    const auto empty = tokenizer.encode("", true);
-    if (begin && !empty.empty() && empty[0] == *begin) begin_ = {*begin};
+      : RecordMaker(options, tokenizer, {}), end_(end_token(tokenizer)), begin_(begin_tokens(tokenizer)) {
     const auto shortest = options.answer_tokens + static_cast<std::int64_t>(begin_.size()) + 1;
     if (samples(Part::Heldout) > 0 && options.sequence < shortest)
       throw std::invalid_argument("[Examples] sequence: got " + std::to_string(options.sequence) +

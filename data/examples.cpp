@@ -110,6 +110,13 @@ std::int32_t padding_token(const Tokenizer& tokenizer) {
   return tokenizer.special().padding ? *tokenizer.special().padding : end_token(tokenizer);
 }
 
+std::vector<std::int32_t> begin_tokens(const Tokenizer& tokenizer) {
+  const auto begin = tokenizer.special().begin;
+  const auto empty = tokenizer.encode("", true);
+  return begin && !empty.empty() && empty[0] == *begin ? std::vector<std::int32_t>{*begin}
+                                                       : std::vector<std::int32_t>{};
+}
+
 Encoding encoding_of(std::vector<std::int32_t> ids) {
   Encoding result;
   result.offsets.resize(ids.size());
@@ -179,6 +186,13 @@ std::int64_t Examples::heldout_records() const { return maker_->heldout_records(
 Record Examples::heldout_record(std::int64_t index) const { return maker_->heldout_record(index); }
 std::vector<std::int32_t> Examples::heldout_prompt(std::int64_t index) const {
   return maker_->prompt(heldout_record(index));
+}
+std::vector<std::int32_t> Examples::prompt_of(const std::string& text) const {
+  if (options_.task == Task::Seq2Seq) return tokenizer_->encode(text, true);
+  auto ids = begin_tokens(*tokenizer_);
+  const auto own = tokenizer_->encode(text, false);
+  ids.insert(ids.end(), own.begin(), own.end());
+  return ids;
 }
 std::vector<std::string> Examples::references(std::int64_t index) const {
   return maker_->references(heldout_record(index));

@@ -44,6 +44,8 @@ class RecordSplit {
 // Throws std::runtime_error that names the role if the tokenizer has no such token.
 std::int32_t required_token(const std::optional<std::int32_t>& token, const char* role, const Tokenizer& tokenizer);
 std::int32_t padding_token(const Tokenizer& tokenizer);  // without one, the end of a text
+// What the tokenizer puts before a text: its token for the beginning, or nothing.
+std::vector<std::int32_t> begin_tokens(const Tokenizer& tokenizer);
 // Ids without special tokens as an encoding, for Tokenizer::with_special.
 Encoding encoding_of(std::vector<std::int32_t> ids);
 // Fills `ids`, and the mask, types and labels that go with it, up to `length`.

@@ -117,7 +117,11 @@ at::Tensor BertForSequenceClassificationImpl::forward(const BertInput& input) {
 
 at::Tensor BertForSequenceClassificationImpl::loss(const BertInput& input, const at::Tensor& targets) {
   check_row_targets("BertForSequenceClassification::loss", input, targets);
-  return cross_entropy(forward(input), targets);
+  return loss_of(forward(input), targets);
+}
+
+at::Tensor BertForSequenceClassificationImpl::loss_of(const at::Tensor& logits, const at::Tensor& targets) {
+  return cross_entropy(logits, targets);
 }
 
 BertForQuestionAnsweringImpl::BertForQuestionAnsweringImpl(BertConfig config) {
@@ -133,11 +137,15 @@ std::pair<at::Tensor, at::Tensor> BertForQuestionAnsweringImpl::forward(const Be
 at::Tensor BertForQuestionAnsweringImpl::loss(const BertInput& input, const at::Tensor& first, const at::Tensor& last) {
   check_row_targets("BertForQuestionAnswering::loss", input, first);
   check_row_targets("BertForQuestionAnswering::loss", input, last);
-  const auto logits = forward(input);
-  const auto loss = [time = input.tokens.size(1)](const at::Tensor& of, const at::Tensor& places) {
+  return loss_of(forward(input), first, last);
+}
+
+at::Tensor BertForQuestionAnsweringImpl::loss_of(const std::pair<at::Tensor, at::Tensor>& logits,
+                                                 const at::Tensor& first, const at::Tensor& last) {
+  const auto loss = [](const at::Tensor& of, const at::Tensor& places) {
     // Places before the sample count as its first, as transformers clamps them.
     const at::Tensor clamped = places.clamp_min(0);
-    return cross_entropy(of, clamped.masked_fill(clamped.ge(time), kIgnored));
+    return cross_entropy(of, clamped.masked_fill(clamped.ge(of.size(1)), kIgnored));
   };
   return (loss(logits.first, first) + loss(logits.second, last)) / 2;
 }

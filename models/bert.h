@@ -86,6 +86,8 @@ struct BertForSequenceClassificationImpl : torch::nn::Module {
   }
   // targets: int64 [batch], classes; -100 does not count. The mean negative log likelihood, a scalar in fp32.
   at::Tensor loss(const BertInput& input, const at::Tensor& targets);
+  // The same of forward()'s result.
+  static at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets);
   BertModel bert{nullptr};
 
  private:
@@ -104,6 +106,9 @@ struct BertForQuestionAnsweringImpl : torch::nn::Module {
   // first, last: int64 [batch], places in the sample; places outside of it do not count, as in transformers. The mean
   // of both negative log likelihoods, a scalar in fp32.
   at::Tensor loss(const BertInput& input, const at::Tensor& first, const at::Tensor& last);
+  // The same of forward()'s result.
+  static at::Tensor loss_of(const std::pair<at::Tensor, at::Tensor>& logits, const at::Tensor& first,
+                            const at::Tensor& last);
   BertModel bert{nullptr};
 
  private:

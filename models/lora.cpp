@@ -91,10 +91,30 @@ void Lora::merge(const std::string& path) {
   const torch::NoGradGuard no_grad;
   const Layer& layer = state_->layers.at(path);
   const at::Tensor weight = weight_of(*layer.module);
-  const at::Tensor change =
-      at::matmul(layer.b->weight.to(torch::kFloat), layer.a->weight.to(torch::kFloat)) * state_->options.scale();
-  weight.copy_(weight.to(torch::kFloat) + change);
+  const auto on_cpu = [](const at::Tensor& x) { return x.to(torch::kCPU, torch::kFloat).contiguous(); };
+  at::Tensor sum = weight.to(torch::kCPU, torch::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  add_change(on_cpu(layer.a->weight), on_cpu(layer.b->weight), state_->options.scale(), 0,
+             {sum.mutable_data_ptr<float>(), static_cast<std::size_t>(sum.numel())});
+  weight.copy_(sum);
   layer.layer->adapt(nullptr);
+}
+
+void Lora::add_change(const at::Tensor& a, const at::Tensor& b, double scale, std::int64_t begin,
+                      std::span<float> values) {
+  const std::int64_t rank = a.size(0), in = a.size(1), end = begin + static_cast<std::int64_t>(values.size());
+  const float *const left = b.const_data_ptr<float>(), *const right = a.const_data_ptr<float>();
+  const auto factor = static_cast<float>(scale);
+  std::vector<float> sums(static_cast<std::size_t>(in));
+  float* out = values.data();
+  for (std::int64_t row = begin / in; row * in < end; ++row) {
+    const std::int64_t first = std::max(begin - row * in, std::int64_t{0}), last = std::min(end - row * in, in);
+    std::fill(sums.begin(), sums.end(), 0.0F);
+    for (std::int64_t r = 0; r < rank; ++r) {
+      const float by = left[row * rank + r];
+      for (std::int64_t i = first; i < last; ++i) sums[static_cast<std::size_t>(i)] += by * right[r * in + i];
+    }
+    for (std::int64_t i = first; i < last; ++i) *out++ += factor * sums[static_cast<std::size_t>(i)];
+  }
 }
 
 std::vector<std::string> Lora::parameters() const {

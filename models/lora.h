@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,11 @@ class Lora {
   // For one layer: weight += B A * alpha / rank, in fp32, rounded to the weight's dtype. From then on the layer
   // computes with its weight alone. Its weight and factors must be readable and the weight writable.
   void merge(const std::string& path);
+  // Adds elements [begin, begin + values.size()) of the flattened B A * alpha / rank to `values`. a: [rank, in],
+  // b: [out, rank], in fp32 on the CPU, contiguous. Each element is summed in the order of the rank's index, so that
+  // its bits do not depend on the range.
+  static void add_change(const at::Tensor& a, const at::Tensor& b, double scale, std::int64_t begin,
+                         std::span<float> values);
   // Names of the factors' parameters.
   std::vector<std::string> parameters() const;
 

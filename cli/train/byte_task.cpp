@@ -138,10 +138,10 @@ TaskScores ByteTask::evaluate() {
   return mine;
 }
 
-TaskSample ByteTask::sample() {
+std::vector<TaskSample> ByteTask::samples() {
   if (plan_.sample == 0) return {};
   if (plan_.options.settings().mesh.plan.vocab_parallel_lm_head && engine_->mesh().size("tp") > 1)
-    return {.remark = "with vocab_parallel_lm_head no rank has whole logits"};
+    return {{.remark = "with vocab_parallel_lm_head no rank has whole logits"}};
   share_->divide_sequences(false);  // every rank generates the whole text
   const std::uint8_t* text = corpus_->heldout_samples() > 0 ? corpus_->heldout(0) : corpus_->training(0);
   const std::int64_t length = std::min<std::int64_t>(corpus_->sequence(), 40);
@@ -153,7 +153,7 @@ TaskSample ByteTask::sample() {
   const std::int64_t* tokens = said.const_data_ptr<std::int64_t>();
   for (std::int64_t i = length; i < said.numel(); ++i)
     sample.text += tokens[i] < 256 ? static_cast<char>(tokens[i]) : '?';
-  return sample;
+  return {sample};
 }
 
 ExportReport ByteTask::export_weights(const std::string& folder, const ExportOptions& options) {

@@ -37,7 +37,7 @@ class ByteTask final : public TrainTask {
   void restore(const std::string& state) override { reader_->restore(state); }
   std::int64_t heldout_samples() const override { return corpus_->heldout_samples(); }
   TaskScores evaluate() override;
-  TaskSample sample() override;
+  std::vector<TaskSample> samples() override;
   ExportReport export_weights(const std::string& folder, const ExportOptions& options) override;
 
  private:

@@ -227,7 +227,10 @@ class BertClassifier final : public BertFamily<models::BertForSequenceClassifica
     hf_.labels = labels;
   }
   at::Tensor loss(const Batch& batch) override { return model_->loss(input(batch), batch.label); }
-  at::Tensor scores(const Batch& batch) override { return model_->forward(input(batch)); }
+  Evaluated evaluate(const Batch& batch) override {
+    const at::Tensor logits = model_->forward(input(batch));
+    return {model_->loss_of(logits, batch.label), logits};
+  }
 
  private:
   std::string architecture() const override { return "BertForSequenceClassification"; }
@@ -240,9 +243,9 @@ class BertSpans final : public BertFamily<models::BertForQuestionAnswering> {
   std::vector<std::string> heads() const override { return {"qa_outputs"}; }
   std::vector<std::string> unused() const override { return {"cls.*", "classifier.*", "bert.pooler.*"}; }
   at::Tensor loss(const Batch& batch) override { return model_->loss(input(batch), batch.start, batch.end); }
-  at::Tensor scores(const Batch& batch) override {
-    const auto [first, last] = model_->forward(input(batch));
-    return torch::stack({first, last}, 1);
+  Evaluated evaluate(const Batch& batch) override {
+    const auto logits = model_->forward(input(batch));
+    return {model_->loss_of(logits, batch.start, batch.end), torch::stack({logits.first, logits.second}, 1)};
   }
 
  private:

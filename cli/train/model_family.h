@@ -24,6 +24,11 @@ struct Batch {
 };
 Batch batch_of(const std::vector<data::Sample>& samples, data::Task task, c10::Device device);
 
+struct Evaluated {
+  at::Tensor loss;    // as ModelFamily::loss
+  at::Tensor scores;  // classification: [batch, labels]; spans: [batch, 2, time], of the first and of the last token
+};
+
 using Prompts = std::vector<std::vector<std::int32_t>>;  // tokens, of any lengths
 
 struct GenerateOptions {
@@ -74,8 +79,8 @@ class ModelFamily {
   virtual void run_layers_by(std::int64_t segments) = 0;
   // Mean over the batch's targets, in nats; a scalar in fp32.
   virtual at::Tensor loss(const Batch& batch) = 0;
-  // Classification: [batch, labels]. Spans: [batch, 2, time].
-  virtual at::Tensor scores(const Batch& /*batch*/) { return {}; }
+  // The loss, and of the same forward what classes and spans are chosen by; undefined for other tasks.
+  virtual Evaluated evaluate(const Batch& batch) { return {loss(batch), {}}; }
   // Whether there is generate(), which returns what follows each prompt.
   virtual bool generates() const { return false; }
   virtual Prompts generate(const Prompts& /*prompts*/, const GenerateOptions& /*options*/) { return {}; }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <map>
 
 #include <zero/errors.h>
@@ -60,10 +61,15 @@ void declare_model(Command& c, ModelArguments& a) {
            "of --data and --eval-data (auto: by their names)");
   c.option("--tokenizer", a.tokenizer, "DIR|bytes",
            "folder of the tokenizer's files, or bytes (those in --model's folder; of a NAME: bytes)");
+  c.option("--token-cache", a.token_cache, "DIR",
+           "folder in which ranks and runs share the tokens of packed text (without it each rank makes its own)");
   c.option("--seq-length", a.seq_length, "N", "longest sample in tokens (libzero.model.seq_length, else the model's)",
            8, std::int64_t{1} << 24);
   c.option("--generate", a.generate, "HOW",
            "how the sample is generated: greedy, top_k=K, top_p=P, also with temperature=T (greedy)");
+  c.repeated("--prompt", a.prompts, "TEXT", "go on from this text at the end (a held-out one)");
+  c.option("--predictions", a.predictions, "FILE",
+           "with --task qa: the held-out answers by id, as SQuAD's evaluation script reads them");
   c.option("--lora", a.lora, "SPEC",
            "train low-rank adapters alone: rank=8,alpha=16,targets=q_proj+v_proj,dropout=0.05");
   c.option("--lora-from", a.lora_from, "DIR", "begin with adapters in PEFT's files");
@@ -78,14 +84,16 @@ std::vector<Setting> model_settings(const Command& c, const ModelArguments& a) {
 std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, bool exports) {
   for (const auto& [flag, text] : {std::pair{"--model", &a.model},
                                    {"--tokenizer", &a.tokenizer},
+                                   {"--token-cache", &a.token_cache},
+                                   {"--predictions", &a.predictions},
                                    {"--generate", &a.generate},
                                    {"--lora", &a.lora},
                                    {"--lora-from", &a.lora_from}})
     if (c.given(flag) && text->empty())
       throw ConfigError(std::string("[") + flag + "] got an empty text, expected a value. Hint: leave the option out.");
   if (a.model.empty()) {
-    for (const char* flag : {"--task", "--data", "--eval-data", "--data-format", "--tokenizer", "--generate", "--lora",
-                             "--lora-from", "--merge-lora"})
+    for (const char* flag : {"--task", "--data", "--eval-data", "--data-format", "--tokenizer", "--token-cache",
+                             "--generate", "--prompt", "--predictions", "--lora", "--lora-from", "--merge-lora"})
       if (c.given(flag))
         throw ConfigError(std::string("[") + flag +
                           "] got no --model, expected a folder or a name. Hint: without --model the built-in GPT "
@@ -99,6 +107,10 @@ std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, b
   if (a.data.empty()) throw ConfigError("[--model] got no --data, expected a file of records or text");
   if (a.merge_lora && a.lora.empty() && a.lora_from.empty())
     throw ConfigError("[--merge-lora] got neither --lora nor --lora-from, expected adapters to merge");
+  if (!a.predictions.empty() && a.task != "qa")
+    throw ConfigError("[--predictions] got --task " + a.task + ", expected qa: other tasks have no answers");
+  if (std::error_code error; !a.token_cache.empty() && !std::filesystem::is_directory(a.token_cache, error))
+    throw ConfigError("[--token-cache] got " + a.token_cache + ", expected a folder that exists");
   if (a.merge_lora && !exports)
     throw ConfigError("[--merge-lora] got no --export, expected where the merged weights go");
   ModelPlan plan;
@@ -109,6 +121,9 @@ std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, b
   plan.data = a.data;
   plan.eval_data = a.eval_data;
   plan.seq_length = a.seq_length;
+  plan.prompts = a.prompts;
+  plan.token_cache = a.token_cache;
+  plan.predictions = a.predictions;
   if (!a.generate.empty()) plan.generate = parse_generate(a.generate);
   if (!a.lora.empty() && !a.lora_from.empty())
     throw ConfigError("[--lora-from] got --lora, too, expected one of them. Hint: the files say rank and targets.");

@@ -14,8 +14,8 @@ namespace zero::cli {
 
 // As given on the command line; 0 or empty: not given.
 struct ModelArguments {
-  std::string model, task, tokenizer, format, generate, lora, lora_from;
-  std::vector<std::string> data, eval_data;
+  std::string model, task, tokenizer, token_cache, format, generate, lora, lora_from, predictions;
+  std::vector<std::string> data, eval_data, prompts;
   std::int64_t seq_length = 0;
   bool merge_lora = false;
 };
@@ -43,6 +43,9 @@ struct ModelPlan {
   std::vector<std::string> data, eval_data;
   std::int64_t seq_length = 0;  // 0: that of the model, at most 512
   std::optional<GeneratePlan> generate;
+  std::vector<std::string> prompts;  // texts that the model goes on from at the end; empty: a held-out one
+  std::string token_cache;           // folder for files of tokens; empty: none is kept
+  std::string predictions;           // file for the held-out answers, as SQuAD's script reads them; empty: none
   std::optional<LoraPlan> lora;
 };
 

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
+#include "cli/support/whole_file.h"
 #include "cli/train/model_task.h"
 #include "config/document.h"
 #include "config/settings.h"
@@ -46,26 +48,30 @@ std::vector<Window> windows_in(const std::string& bytes, std::int64_t tokens) {
   return windows;
 }
 
-void count_answer(TaskScores& scores, const std::string& text, const std::vector<std::string>& references) {
-  scores.sums[0] += data::exact_match(text, references);
-  scores.sums[1] += data::answer_f1(text, references);
-  scores.sums[2] += 1;
-}
-
 }  // namespace
 
 bool ModelTask::by_generation() const {
   return model_plan_.task == "qa" && examples_->options().task != data::Task::Qa;
 }
 
+void ModelTask::note_answer(TaskScores& scores, std::int64_t record, const std::string& text) {
+  const auto references = examples_->references(record);
+  scores.sums[0] += data::exact_match(text, references);
+  scores.sums[1] += data::answer_f1(text, references);
+  scores.sums[2] += 1;
+  if (!model_plan_.predictions.empty()) answers_[record] = text;
+}
+
 TaskScores ModelTask::evaluate() {
   const torch::NoGradGuard no_grad;
   module_->eval();
+  answers_.clear();
   TaskScores mine;
   if (model_plan_.task == "classify") mine.sums.assign(1, 0);
   if (model_plan_.task == "qa") mine.sums.assign(3, 0);
   evaluate_samples(mine);
   if (by_generation()) evaluate_answers(mine);
+  if (!model_plan_.predictions.empty()) write_predictions();
   module_->train();
   return mine;
 }
@@ -89,10 +95,9 @@ void ModelTask::evaluate_samples(TaskScores& mine) {
     const auto count = static_cast<std::int64_t>(samples.size());
     if (count == 0) samples.push_back(examples_->heldout(0));
     const Batch batch = batch_of(samples, task, device_);
-    const double loss = family_->loss(batch).item<double>();
-    const at::Tensor scores = family_->scores(batch);
+    const auto [loss, scores] = family_->evaluate(batch);
     if (count == 0) continue;
-    mine.loss += loss * static_cast<double>(batch.targets);
+    mine.loss += loss.item<double>() * static_cast<double>(batch.targets);
     mine.weight += batch.targets;
     mine.samples += count;
     if (task == data::Task::Classify) mine.sums[0] += scores.argmax(-1).eq(batch.label).sum().item<double>();
@@ -117,8 +122,7 @@ void ModelTask::evaluate_samples(TaskScores& mine) {
       seen.insert(sample.record);
     }
   const auto texts = answers.texts();
-  for (const std::int64_t record : seen)
-    count_answer(mine, texts[static_cast<std::size_t>(record)], examples_->references(record));
+  for (const std::int64_t record : seen) note_answer(mine, record, texts[static_cast<std::size_t>(record)]);
 }
 
 void ModelTask::evaluate_answers(TaskScores& mine) {
@@ -133,9 +137,27 @@ void ModelTask::evaluate_answers(TaskScores& mine) {
     const std::size_t count = prompts.size();
     if (count == 0) prompts.push_back(examples_->heldout_prompt(0));
     const auto said = generate(prompts, examples_->options().answer_tokens, {});
-    for (std::size_t i = 0; i < count; ++i)
-      count_answer(mine, text_of(said[i]), examples_->references(first + static_cast<std::int64_t>(i)));
+    for (std::size_t i = 0; i < count; ++i) note_answer(mine, first + static_cast<std::int64_t>(i), text_of(said[i]));
   }
+}
+
+// One object of texts by the records' ids, as SQuAD's script reads it; a record without an id has its number.
+void ModelTask::write_predictions() {
+  using Json = nlohmann::ordered_json;
+  Json mine = Json::array();
+  for (const auto& [record, text] : answers_) mine.push_back({record, text});
+  const auto replace = Json::error_handler_t::replace;  // a text that ends within a character
+  std::map<std::int64_t, std::string> all;
+  for (const auto& bytes : engine_->communicator().all_gather_bytes(mine.dump(-1, ' ', false, replace)))
+    for (const auto& pair : Json::parse(bytes)) all[pair[0].get<std::int64_t>()] = pair[1].get<std::string>();
+  if (engine_->communicator().rank() != 0) return;
+  Json predictions = Json::object();
+  for (const auto& [record, text] : all) {
+    const auto entry = examples_->heldout_record(record);
+    const auto* const id = entry.find("id");
+    predictions[id != nullptr ? *id : std::to_string(record)] = text;
+  }
+  write_whole("--predictions", model_plan_.predictions, predictions.dump(1, ' ', false, replace) + "\n");
 }
 
 TaskMetrics ModelTask::metrics(const TaskScores& all) const {
@@ -172,24 +194,27 @@ std::string ModelTask::text_of(const std::vector<std::int32_t>& tokens) const {
   return tokenizer_->decode(known, /*skip_special=*/true);
 }
 
-TaskSample ModelTask::sample() {
+std::vector<TaskSample> ModelTask::samples() {
   if (plan_.sample == 0 || !family_->generates()) return {};
   const torch::NoGradGuard no_grad;
   module_->eval();
-  std::vector<std::int32_t> prompt;
-  if (examples_->heldout_records() > 0) {
-    prompt = examples_->heldout_prompt(0);
-  } else {
+  auto prompts = prompts_;
+  if (prompts.empty() && examples_->heldout_records() > 0) {
+    prompts.push_back(examples_->heldout_prompt(0));
+  } else if (prompts.empty()) {
     const auto text = examples_->heldout_samples() > 0 ? examples_->heldout(0) : examples_->training(0);
-    prompt.assign(text.ids.begin(), text.ids.begin() + std::min<std::ptrdiff_t>(kPromptTokens, std::ssize(text.ids)));
+    prompts.emplace_back(text.ids.begin(),
+                         text.ids.begin() + std::min<std::ptrdiff_t>(kPromptTokens, std::ssize(text.ids)));
   }
-  // The same on every rank: equal weights and an equal generator choose the same tokens.
-  const auto said = generate({prompt}, plan_.sample, model_plan_.generate.value_or(GeneratePlan{}));
+  // The same on every rank: equal weights and an equal generator choose the same tokens. One at a time, so that a text
+  // does not depend on the others' lengths.
+  std::vector<TaskSample> samples;
+  for (const auto& prompt : prompts) {
+    const auto said = generate({prompt}, plan_.sample, model_plan_.generate.value_or(GeneratePlan{}));
+    samples.push_back({.prompt = text_of(prompt), .text = text_of(said.front())});
+  }
   module_->train();
-  TaskSample sample;
-  sample.prompt = text_of(prompt);
-  sample.text = text_of(said.front());
-  return sample;
+  return samples;
 }
 
 }  // namespace zero::cli

@@ -69,6 +69,7 @@ ModelTask::ModelTask(TrainPlan& plan) : plan_(plan), model_plan_(*plan.model_pla
   read_data();
   read_weights(plan);
   read_adapters();
+  read_prompts();
   segments_ = segments_of(plan.options, family_->layers());
 }
 
@@ -108,6 +109,7 @@ void ModelTask::read_data() {
   options.holdout = model_plan_.eval_data.empty() ? settings.data.holdout : 0;
   options.seed = settings.seed;
   options.decoder_start = family_->decoder_start();
+  options.cache = model_plan_.token_cache;
   std::int64_t wanted = settings.model.seq_length;
   const std::int64_t most = family_->sequence();
   if (wanted == 0) wanted = most > 0 ? std::min(most, kUsualSequence) : kUsualSequence;
@@ -144,6 +146,12 @@ void ModelTask::read_weights(TrainPlan& plan) {
     throw ConfigError("[--export] got adapters on the random weights of --model " + model_plan_.model +
                       ", expected weights that others have, too. Hint: --merge-lora exports whole weights; or "
                       "--init-from SRC, or a folder with weights, to begin with.");
+  if (lora_plan_ && !lora_plan_->merge && plan.load.weights_only && !plan.export_to.empty())
+    throw ConfigError(
+        "[--export] got adapters on the weights of a checkpoint (--resume with --weights-only), expected weights that "
+        "others can load. Hint: --merge-lora exports whole weights; or export the checkpoint (`zero checkpoint "
+        "export`) "
+        "and give that folder as --init-from.");
   if (lora_plan_)
     for (const char* const part : {"*.lora_A.weight", "*.lora_B.weight"}) plan.init.partial.emplace_back(part);
   if (!plan.export_to.empty() && plan.exported.names.empty()) plan.exported.names = family_->name_map();
@@ -153,6 +161,25 @@ void ModelTask::read_adapters() {
   if (!lora_plan_) return;
   if (!lora_plan_->from.empty()) read_adapter_config(*lora_plan_);
   if (lora_plan_->targets.empty()) lora_plan_->targets = family_->lora_targets();
+}
+
+void ModelTask::read_prompts() {
+  if (model_plan_.prompts.empty()) return;
+  if (!family_->generates())
+    throw ConfigError("[--prompt] got a text, but " + family_->name() +
+                      " does not generate text. Hint: leave it out, or choose a gpt2, llama or t5.");
+  if (plan_.sample == 0)
+    throw ConfigError("[--prompt] got --sample 0, expected how many tokens follow. Hint: leave --sample out.");
+  const std::int64_t most = family_->sequence();
+  for (const auto& text : model_plan_.prompts) {
+    prompts_.push_back(examples_->prompt_of(text));
+    const auto tokens = static_cast<std::int64_t>(prompts_.back().size());
+    if (tokens == 0) throw ConfigError("[--prompt] got \"" + text + "\" without a token, expected a text");
+    if (most > 0 && tokens >= most)
+      throw ConfigError("[--prompt] got " + std::to_string(tokens) + " tokens (\"" + text.substr(0, 40) +
+                        "...\"), expected fewer than the " + std::to_string(most) + " positions of " +
+                        model_plan_.model);
+  }
 }
 
 Options ModelTask::fit(const Options& options, int /*world*/) { return options; }
@@ -260,10 +287,6 @@ TaskFacts ModelTask::facts() const {
   if (models::is_hf_path(model_plan_.model) && std::find(names.begin(), names.end(), model_plan_.model) != names.end())
     facts.warnings.push_back("--model " + model_plan_.model +
                              " is the folder here, not the shape of that name. Hint: run elsewhere for the shape.");
-  if (lora_ && lora_plan_->merge && plan_.options.settings().precision != config::Precision::Fp32)
-    facts.warnings.push_back(
-        "--merge-lora in 16 bits: each merged weight is rounded to the parameters' dtype, which loses changes smaller "
-        "than half its last bit. Hint: export the adapters and merge them with PEFT in fp32, or --dtype fp32.");
   facts.data_name = joined(model_plan_.data);
   facts.data = "data " + facts.data_name + ", task " + model_plan_.task + ": " +
                std::to_string(examples_->training_samples()) + " samples of " +
@@ -318,14 +341,14 @@ std::vector<std::string> ModelTask::adapter_parameters() const {
   return names;
 }
 
-void ModelTask::merge_adapters() {
-  const torch::NoGradGuard no_grad;
-  for (const auto& path : lora_->layers()) {
-    auto whole = engine_->gathered_parameters({path + ".weight", path + ".lora_A.weight", path + ".lora_B.weight"},
-                                              /*modify=*/true);
-    lora_->merge(path);
-    whole.close();
-  }
+// In fp32, of the factors' masters, also where the model computes in 16 bits.
+void ModelTask::merge_adapters(ExportOptions& options) {
+  const auto master = [&](const std::string& name) { return engine_->parameter_state(name).cpu().contiguous(); };
+  for (const auto& path : lora_->layers())
+    options.change[path + ".weight"] = [a = master(path + ".lora_A.weight"), b = master(path + ".lora_B.weight"),
+                                        scale = lora_->options().scale()](std::int64_t begin, std::span<float> values) {
+      models::Lora::add_change(a, b, scale, begin, values);
+    };
 }
 
 ExportReport ModelTask::export_weights(const std::string& folder, const ExportOptions& given) {
@@ -345,10 +368,12 @@ ExportReport ModelTask::export_weights(const std::string& folder, const ExportOp
     options.prefix = kAdapterPrefix + options.prefix;
     options.stem = "adapter_model";
     options.beside.emplace_back(kAdapterConfig, adapter_config(*lora_plan_, facts));
+    // The classes' names, which neither PEFT's files nor the base has.
+    if (model_plan_.task == "classify") options.beside.emplace_back("config.json", family_->config_json());
     return engine_->export_weights(folder, options);
   }
   if (lora_) {
-    merge_adapters();
+    merge_adapters(options);
     for (const auto& item : module_->named_parameters())
       if (!models::Lora::is_factor(item.key())) options.only.push_back(item.key());
     for (const auto& item : module_->named_buffers()) options.only.push_back(item.key());

@@ -1,6 +1,7 @@
 // `zero train --model`: a model of a folder or of a name on records, with or without low-rank adapters. What the models
 // are is in model_family.h, what samples are in data/examples.h.
 #pragma once
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,8 +36,7 @@ class ModelTask final : public TrainTask {
   std::int64_t heldout_samples() const override { return examples_->heldout_samples(); }
   TaskScores evaluate() override;
   TaskMetrics metrics(const TaskScores& all) const override;
-  TaskSample sample() override;
-  bool export_changes_weights() const override { return lora_plan_ && lora_plan_->merge; }
+  std::vector<TaskSample> samples() override;
   ExportReport export_weights(const std::string& folder, const ExportOptions& options) override;
 
  private:
@@ -55,7 +55,12 @@ class ModelTask final : public TrainTask {
   std::vector<std::vector<std::int32_t>> generate(const std::vector<std::vector<std::int32_t>>& prompts,
                                                   std::int64_t count, const GeneratePlan& how);
   std::string text_of(const std::vector<std::int32_t>& tokens) const;
-  void merge_adapters();
+  void read_prompts();
+  void note_answer(TaskScores& scores, std::int64_t record, const std::string& text);
+  // [collective] The answers of all ranks, by rank 0.
+  void write_predictions();
+  // Sets ExportOptions::change, so that the weights that are written have the adapters in them.
+  void merge_adapters(ExportOptions& options);
 
   const TrainPlan& plan_;
   const ModelPlan& model_plan_;
@@ -71,6 +76,8 @@ class ModelTask final : public TrainTask {
   Engine* engine_ = nullptr;
   std::optional<data::ExampleReader> reader_;
   std::int64_t parameters_ = 0, trained_ = 0;
+  std::vector<std::vector<std::int32_t>> prompts_;  // of --prompt
+  std::map<std::int64_t, std::string> answers_;     // this rank's, by held-out record, of the last evaluation
   Batch batch_;
   at::Tensor loss_;  // of the micro-batch
   TaskLosses sums_;

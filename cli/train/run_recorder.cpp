@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "cli/support/gpt_plan.h"
 #include "cli/support/mesh_traffic.h"
+#include "cli/support/whole_file.h"
 #include "config/settings.h"
 #include "launch/machine/host.h"
 #include "launch/machine/machine.h"
@@ -117,19 +118,6 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
   }
 }
 
-// Atomic: leaves the complete new file or the previous one.
-void write_atomically(const fs::path& path, const std::string& text) {
-  const fs::path partial = path.string() + ".partial";
-  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-  out << text;
-  out.close();
-  if (out && std::rename(partial.c_str(), path.c_str()) == 0) return;
-  const int error = errno;
-  std::remove(partial.c_str());
-  throw IoError("[--out] cannot write " + path.string() + ", " + std::to_string(text.size()) +
-                " bytes: " + std::strerror(error));
-}
-
 }  // namespace
 
 RunRecorder::RunRecorder(const TrainPlan& plan, const TaskFacts& facts, Engine& engine, c10::Device device,
@@ -157,6 +145,7 @@ RunRecorder::RunRecorder(const TrainPlan& plan, const TaskFacts& facts, Engine& 
   r.samples_per_step = engine.micro_batch_size() * engine.accumulation_steps() * engine.mesh().size("dp");
   r.tokens_per_step = r.samples_per_step * facts.tokens_per_sample;
   r.model = facts.rows;
+  r.loss_unit = facts.loss_unit;
   r.environment = environment_of(comm_, device);
   r.configuration = configuration_of(plan.options, comm_.size());
   if (facts.plannable) add_plan(r, plan.options, comm_, !device.is_cpu());
@@ -164,7 +153,7 @@ RunRecorder::RunRecorder(const TrainPlan& plan, const TaskFacts& facts, Engine& 
 }
 
 void RunRecorder::write() const {
-  if (comm_.rank() == 0) write_atomically(fs::path(folder_) / "run.json", report::run_json(record_));
+  if (comm_.rank() == 0) write_whole("--out", (fs::path(folder_) / "run.json").string(), report::run_json(record_));
 }
 
 void RunRecorder::begin(std::int64_t first) {

@@ -26,8 +26,9 @@ struct TrainArguments {
   bool strict = false, save_async = false, init_optimizer = false, weights_only = false;
   std::int64_t tensor_parallel = 1, sequence_parallel = 1;
   ExpertArguments experts;
-  std::int64_t stage = 0, steps = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0, keep_every = 0,
-               keep_snapshot_every = 0, weights_only_every = 0, keep_weights = 0, sample = 200, local_rank = 0;
+  std::int64_t stage = 0, steps = 0, eval_every = 0, warmup_steps = 0, micro_batch_size = 0, save_every = 0, keep = 0,
+               keep_every = 0, keep_snapshot_every = 0, weights_only_every = 0, keep_weights = 0, sample = 200,
+               local_rank = 0;
   std::vector<std::string> left_out;
   double lr = 0, weight_decay = 0;
   std::string optimizer, dtype, device = "cpu", text, checkpoint_dir, resume, init_from, names, partial, out, trace,
@@ -44,7 +45,9 @@ struct TrainPlan {
   std::optional<ModelPlan> model_plan;  // in place of it
   std::int64_t segments = 0;            // checkpointed groups of layers; 0: none
   bool on_gpu = false;                  // the rank's GPU; else the CPU
-  std::int64_t steps = 0;               // optimizer steps of the whole run, including those before a resume
+  std::int64_t steps = 0;               // optimizer steps of the whole run, including those before a resume; 0: no
+                                        // training, only an evaluation, samples and an export
+  std::int64_t eval_every = 0;          // interval of evaluations in steps; 0: only at the end
   std::int64_t save_every = 0;          // interval in steps; 0: only at the end
   std::int64_t keep = 0;                // newest checkpoints; 0: all
   std::int64_t keep_every = 0;          // and those of every K steps; 0: none

@@ -35,7 +35,7 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   };
   add("--stage", "zero_optimization.stage", std::to_string(a.stage));
   // A schedule that sets its own length keeps it, independent of the length of the run.
-  add("--steps", "scheduler.params.total_num_steps", std::to_string(a.steps), true);
+  if (a.steps > 0) add("--steps", "scheduler.params.total_num_steps", std::to_string(a.steps), true);
   add("--warmup-steps", "scheduler.params.warmup_num_steps", std::to_string(a.warmup_steps));
   add("--micro-batch-size", "train_micro_batch_size_per_gpu", std::to_string(a.micro_batch_size));
   add("--tensor-parallel", "tensor_parallel.autotp_size", std::to_string(a.tensor_parallel));
@@ -141,8 +141,10 @@ void declare_train(Command& c, TrainArguments& a) {
                false);
   c.section("Run");
   c.option("--text", a.text, "FILE", "text to train on, byte by byte (libzero.data.text, else the text of the GPL)");
-  c.option("--steps", a.steps, "K", "optimizer steps of the whole run (the schedule's total_num_steps, else 100)", 1,
-           kMost);
+  c.option("--steps", a.steps, "K",
+           "optimizer steps of the whole run; 0: only evaluate, sample and export (the schedule's total_num_steps, "
+           "else 100)",
+           0, kMost);
   c.option("--stage", a.stage, "S", "ZeRO stage: short for --set zero_optimization.stage=S", 0, 3);
   c.choice("--device", a.device, {"cpu", "cuda"}, "where the model is: the CPU, or a GPU for each rank (cpu)");
   c.config(a.config, a.set, a.strict);
@@ -159,6 +161,7 @@ void declare_train(Command& c, TrainArguments& a) {
   declare_model(c, a.model);
   c.section("Results");
   c.option("--out", a.out, "DIR", "folder of the run's files (runs/<time>-stage<S>)");
+  c.option("--eval-every", a.eval_every, "K", "also evaluate the held-out part every K steps", 1, kMost);
   c.option("--sample", a.sample, "N", "bytes (with --model: tokens) of text to generate at the end (200)", 0, 1000000);
   c.option("--checkpoint-dir", a.checkpoint_dir, "DIR", "save checkpoints here, at the end and when stopped");
   c.option("--save-every", a.save_every, "K", "also save every K steps", 1, kMost);
@@ -238,7 +241,8 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   plan.on_gpu = a.device == "cuda";
   plan.holdout = s.data.holdout;
   plan.eval_batches = s.data.eval_batches;
-  plan.steps = a.steps > 0 ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;
+  plan.steps = c.given("--steps") ? a.steps : s.schedule.total_num_steps > 0 ? s.schedule.total_num_steps : 100;
+  plan.eval_every = a.eval_every;
   plan.save_every = a.save_every;
   plan.keep = a.keep;
   plan.keep_every = a.keep_every;

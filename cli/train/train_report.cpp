@@ -81,12 +81,14 @@ std::vector<std::pair<std::string, double>> metrics_of(const report::StepRow& ro
 }
 
 // "held-out 1.4400 nats/byte  perplexity 4.22"
-std::string heldout_text(const TrainSummary& s) {
-  std::string text =
-      "held-out " + format("%.4f", *s.heldout) + " " + (s.loss_unit == kPerByte ? "nats/byte" : s.loss_unit);
-  for (const auto& [name, value] : s.metrics) text += "  " + name + " " + format("%.4g", value);
+std::string heldout_text(double loss, const TaskMetrics& metrics, const std::string& unit = "") {
+  std::string text = "held-out " + format("%.4f", loss);
+  if (!unit.empty()) text += unit == kPerByte ? " nats/byte" : " " + unit;
+  for (const auto& [name, value] : metrics) text += "  " + name + " " + format("%.4g", value);
   return text;
 }
+
+std::string heldout_text(const TrainSummary& s) { return heldout_text(*s.heldout, s.metrics, s.loss_unit); }
 
 // Generated text may contain any byte, including terminal escape codes.
 std::string printable(const std::string& text) {
@@ -181,7 +183,9 @@ void TrainReport::step(const report::StepRow& row, std::int64_t samples) {
   if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
   if (json_) print_result(object);
   monitor_.write(metrics_of(row), samples);
-  if (lines_ && prints(row.step)) {
+  if (!lines_ && !json_ && row.heldout_loss)
+    note(LogLevel::Info, "step " + std::to_string(row.step) + ": " + heldout_text(*row.heldout_loss, row.metrics));
+  if (lines_ && (prints(row.step) || row.heldout_loss)) {
     if (draws_ && out_.tty) progress_->finish();  // until the next update
     print_result(report::step_line(row) + "\n");
   }
@@ -239,7 +243,10 @@ std::string TrainReport::result_json(const TrainSummary& s) const {
   if (!s.checkpoint.empty()) result["checkpoint"] = s.checkpoint;
   if (s.trace) result["trace"] = trace_json(*s.trace);
   if (s.stopped_by != 0) result["stopped_by_signal"] = s.stopped_by;
-  return result.dump(2) + "\n";
+  for (const TaskSample& sample : s.samples)
+    result["samples"].push_back({{"prompt", sample.prompt}, {"text", sample.text}});
+  // A text may end within a character.
+  return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
 void TrainReport::finish(const TrainSummary& s) {
@@ -247,7 +254,10 @@ void TrainReport::finish(const TrainSummary& s) {
   progress_->finish();
   write_load();
   write_file("result.json", result_json(s));
-  if (!s.sample.empty()) write_file("sample.txt", s.sample_prompt + s.sample + "\n");
+  std::string samples;
+  for (const TaskSample& sample : s.samples)
+    samples += (samples.empty() ? "" : "\n") + sample.prompt + sample.text + "\n";
+  if (!samples.empty()) write_file("sample.txt", samples);
   if (json_) {
     if (s.heldout) note(LogLevel::Info, heldout_text(s) + ", files in " + folder_);
     if (s.trace)
@@ -274,14 +284,14 @@ void TrainReport::finish(const TrainSummary& s) {
     text += "\nmemory of rank 0 in one step\n" + s.memory.table(static_cast<std::size_t>(out_.columns));
   if (!last_load_.layers.empty()) text += "\n" + report::load_text(last_load_);
   if (s.sent) text += "\nrank 0 sent in a step: " + report::axes_text(*s.sent, s.mesh) + "\n";
-  if (!s.sample.empty())
-    text += "\nsample, after the " + std::to_string(s.sample_prompt.size()) + " bytes \"" + printable(s.sample_prompt) +
-            "\"\n" + printable(s.sample) + "\n";
+  for (const TaskSample& sample : s.samples)
+    text += "\nsample, after the " + std::to_string(sample.prompt.size()) + " bytes \"" + printable(sample.prompt) +
+            "\"\n" + printable(sample.text) + "\n";
   text += "\nsteps " + std::to_string(s.steps) + (s.skipped > 0 ? " (" + std::to_string(s.skipped) + " skipped)" : "");
   if (!curve_.empty()) text += "  loss " + format("%.4f", s.final_loss);
   if (s.heldout) text += "  " + heldout_text(s);
-  text += "  " + report::human_duration(s.seconds) + format("  %.0f tok/s", s.tokens_per_s) + "\nfiles in " + folder_ +
-          "\n";
+  if (!curve_.empty()) text += "  " + report::human_duration(s.seconds) + format("  %.0f tok/s", s.tokens_per_s);
+  text += "\nfiles in " + folder_ + "\n";
   if (s.trace)
     for (const auto& line : trace_lines(*s.trace)) text += line + "\n";
   print_result(text);

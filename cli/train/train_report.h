@@ -34,7 +34,7 @@ struct TrainSummary {
   TaskMetrics metrics;                    // of the held-out part
   std::int64_t heldout_samples = 0;
   std::string loss_unit = "nats per byte";
-  std::string sample_prompt, sample;
+  std::vector<TaskSample> samples;
   report::MemoryPhases memory;
   std::uint64_t peak_bytes = 0;  // of the whole run, on rank 0's device
   std::string checkpoint;        // path of the last checkpoint

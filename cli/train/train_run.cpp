@@ -353,6 +353,7 @@ void TrainRun::end_trace() {
                                         std::to_string(plan_.trace_steps.first) + " of it. Hint: --trace-steps 1:");
 }
 
+// In the summary, which is the last evaluation's.
 void TrainRun::evaluate() {
   if (task_.heldout_samples() == 0) return;
   TaskScores mine = task_.evaluate();
@@ -363,18 +364,27 @@ void TrainRun::evaluate() {
   summary_.heldout_samples = all.samples;
   summary_.metrics =
       task_.metrics({all.loss * static_cast<double>(all.weight), all.weight, all.samples, sums_of(comm_, mine.sums)});
-  recorder_.take_metrics(summary_.metrics);
 }
 
-void TrainRun::write_sample() {
-  const TaskSample sample = task_.sample();
-  if (!sample.remark.empty()) report_.note(LogLevel::Info, "no sample: " + sample.remark);
-  if (sample.prompt.empty() && sample.text.empty()) return;
+// Between steps, into the row of the step before it.
+void TrainRun::evaluate_after(std::int64_t step, report::StepRow& row) {
+  if (plan_.eval_every == 0 || step % plan_.eval_every != 0 || step >= plan_.steps) return;
+  engine_.flush();
+  evaluate();
+  row.heldout_loss = summary_.heldout;
+  row.metrics = summary_.metrics;
+}
+
+void TrainRun::write_samples() {
+  for (TaskSample& sample : task_.samples())
+    if (sample.remark.empty())
+      summary_.samples.push_back(std::move(sample));
+    else
+      report_.note(LogLevel::Info, "no sample: " + sample.remark);
+  if (summary_.samples.empty()) return;
   // At stage 3 a rank reads its peers' shards until its last token, so no rank may leave before. (On one host an
   // unshard does not wait, and the shards of a rank that leaves early would disappear.)
   comm_.barrier();
-  summary_.sample_prompt = sample.prompt;
-  summary_.sample = sample.text;
 }
 
 void TrainRun::export_weights() {
@@ -445,6 +455,7 @@ int TrainRun::run() {
     }
     if (result.global_step < plan_.steps)
       row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
+    evaluate_after(result.global_step, row);
     report_.step(row, result.global_step * samples_per_step);
     if (recorded) recorder_.end_step();
     note_saved();
@@ -454,6 +465,7 @@ int TrainRun::run() {
   }
   summary_.steps = engine_.global_step();
   summary_.skipped = engine_.skipped_steps();
+  if (losses.empty()) summary_.final_loss = std::numeric_limits<double>::quiet_NaN();
   if (!losses.empty()) {
     const std::size_t tail = std::clamp<std::size_t>(losses.size() / 10, 1, 50);
     for (std::size_t i = losses.size() - tail; i < losses.size(); ++i)
@@ -461,16 +473,15 @@ int TrainRun::run() {
     summary_.tokens_per_s = all_tokens / summary_.seconds;
   }
   summary_.peak_bytes = std::max(summary_.peak_bytes, peak_bytes());
-  save_last();
+  if (plan_.steps > 0) save_last();
   end_trace();
   if (summary_.stopped_by == 0) {
     engine_.flush();
     // First the weights, so that a fault in the rest loses nothing.
-    const bool last = task_.export_changes_weights();
-    if (!last) export_weights();
+    export_weights();
     evaluate();
-    write_sample();
-    if (last) export_weights();
+    recorder_.take_metrics(summary_.metrics);
+    write_samples();
   }
   report_.finish(summary_);
   if (summary_.stopped_by == 0) return 0;

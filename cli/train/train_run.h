@@ -41,7 +41,8 @@ class TrainRun {
   void remove_old();
   void end_trace();
   void evaluate();
-  void write_sample();
+  void evaluate_after(std::int64_t step, report::StepRow& row);
+  void write_samples();
   void export_weights();
 
   const TrainPlan& plan_;

@@ -2,6 +2,9 @@
 // formats are described in docs/interchange.md.
 #pragma once
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +31,10 @@ struct ExportOptions {
   // Names and contents of further files of "hf", such as a tokenizer's; those of rank 0. A config.json among them is in
   // place of the one that a map gives.
   std::vector<std::pair<std::string, std::string>> beside = {};
+  // Of Engine::export_weights alone, by parameter, the same names on every rank: changes what is written, not the
+  // model, such as low-rank factors that are merged. `values`: elements [begin, begin + values.size()) of the flattened
+  // parameter in fp32, of its master; called by the ranks that hold them, once or more often, in any order.
+  std::map<std::string, std::function<void(std::int64_t begin, std::span<float> values)>> change = {};
 };
 
 struct ImportOptions {

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,6 +23,7 @@ struct Run {
   int code = -1;
   std::string out, err;
   std::vector<double> losses;
+  std::vector<json> steps;  // lines of log.jsonl
   json result, record;
 };
 
@@ -92,7 +94,10 @@ Run train(const std::string& folder, int ranks, const Words& options, int steps)
   run.out = process.out;
   run.err = process.err;
   std::ifstream log(folder + "/out/log.jsonl");
-  for (std::string line; std::getline(log, line);) run.losses.push_back(json::parse(line).value("loss", 0.0));
+  for (std::string line; std::getline(log, line);) {
+    run.steps.push_back(json::parse(line));
+    run.losses.push_back(run.steps.back().value("loss", 0.0));
+  }
   std::ifstream result(folder + "/out/result.json"), record(folder + "/out/run.json");
   run.result = json::parse(result, nullptr, false);
   run.record = json::parse(record, nullptr, false);
@@ -251,6 +256,93 @@ TEST(TrainModel, PaddingThatIsNotComputedIsNotCounted) {
   EXPECT_NEAR(step["tokens_per_s"].get<double>() * step["step_ms"].get<double>() / 1000, 2 * 2 * 18, 0.01);
 }
 
+// An evaluation between steps is that of a run which ends there, and changes no step.
+TEST(TrainModel, EvaluatesBetweenSteps) {
+  const auto folder = make_folder();
+  const auto options = bert("qa", "squad.json") + Words{"--set", "libzero.model.dropout=0.1", "--stage", "3"};
+  const auto run = train(folder, 2, options + Words{"--eval-every", "2"}, 5);
+  ASSERT_EQ(run.code, 0) << run.err;
+  ASSERT_EQ(run.steps.size(), 5U);
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_EQ(run.steps[i].contains("heldout_loss"), i % 2 == 1) << i;
+  // Its line is printed where no other is.
+  EXPECT_NE(run.out.find("step 2/5"), std::string::npos) << run.out;
+  EXPECT_EQ(run.out.find("step 3/5"), std::string::npos) << run.out;
+  const auto shorter = train(folder, 2, options, 4);
+  ASSERT_EQ(shorter.code, 0) << shorter.err;
+  EXPECT_EQ(std::vector<double>(run.losses.begin(), run.losses.begin() + 4), shorter.losses);
+  EXPECT_NEAR(run.steps[3]["heldout_loss"].get<double>(), shorter.result["heldout_loss"].get<double>(), 1e-8);
+  EXPECT_NEAR(run.steps[3]["metrics"]["f1"].get<double>(), shorter.result["metrics"]["f1"].get<double>(), 1e-6);
+  EXPECT_NE(run.steps[1]["heldout_loss"], run.steps[3]["heldout_loss"]);
+}
+
+// Weights that a run has written, without a step: its held-out loss, its text and its files again.
+TEST(TrainModel, EvaluatesAndWritesWithoutAStep) {
+  const auto folder = make_folder();
+  const auto trained = train(folder, 2, llama() + Words{"--export", "trained", "--prompt", "anna lives"}, 3);
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  std::filesystem::remove_all(folder + "/out");
+  const Words again = {"--model",  "trained",    "--tokenizer",  "bytes", "--task",   "lm",
+                       "--data",   "text.txt",   "--seq-length", "32",    "--export", "again",
+                       "--prompt", "anna lives", "--stage",      "3"};
+  const auto run = train(folder, 2, again + Words{"--prompt", "ben"}, 0);
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(run.steps.empty());
+  EXPECT_TRUE(run.result["final_loss"].is_null());
+  EXPECT_EQ(run.result["heldout_loss"], trained.result["heldout_loss"]);
+  ASSERT_EQ(run.result["samples"].size(), 2U) << run.result;
+  EXPECT_EQ(run.result["samples"][0], trained.result["samples"][0]);
+  EXPECT_EQ(run.result["samples"][0]["prompt"], "anna lives");
+  EXPECT_EQ(run.result["samples"][1]["prompt"], "ben");
+  const auto first = plain_folder(folder + "/trained"), second = plain_folder(folder + "/again");
+  ASSERT_EQ(first.size(), second.size());
+  for (const auto& [name, tensor] : first) EXPECT_EQ(second.at(name).floats(), tensor.floats()) << name;
+}
+
+// The file of answers has every held-out question once, and what it says is what exact match counts: towns are one
+// word, in lower case.
+TEST(TrainModel, WritesItsAnswers) {
+  const auto folder = make_folder();
+  const json squad = json::parse(std::ifstream(folder + "/squad.json"));
+  std::map<std::string, std::string> towns;
+  for (const auto& paragraph : squad["data"][0]["paragraphs"])
+    for (const auto& question : paragraph["qas"]) towns[question["id"]] = question["answers"][0]["text"];
+  const Words held = {"--eval-data", "squad.json", "--predictions", "answers.json", "--stage", "3"};
+  for (const auto& words :
+       {bert("qa", "squad.json") + Words{"--lr", "5e-3"},
+        Words{"--model", "llama-110m", "--task", "qa", "--data", "squad.json", "--lr", "5e-3"} + kTiny}) {
+    const auto run = train(folder, 2, words + held, 12);
+    ASSERT_EQ(run.code, 0) << run.err;
+    const json answers = json::parse(std::ifstream(folder + "/answers.json"));
+    EXPECT_EQ(answers.size(), towns.size());
+    double right = 0;
+    for (const auto& [id, text] : answers.items()) {
+      ASSERT_TRUE(towns.contains(id)) << id;
+      auto word = text.get<std::string>();
+      while (!word.empty() && (word.back() == '.' || word.back() == ' ')) word.pop_back();
+      right += word == towns[id] ? 1 : 0;
+    }
+    EXPECT_NEAR(run.result["metrics"]["exact_match"].get<double>(), 100 * right / static_cast<double>(towns.size()),
+                1e-6);
+  }
+}
+
+// Ranks and runs share one file of tokens; a run with it is the run without.
+TEST(TrainModel, SharesTokens) {
+  const auto folder = make_folder();
+  std::filesystem::create_directory(folder + "/tokens");
+  const auto first = train(folder, 2, llama() + Words{"--token-cache", "tokens"}, 2);
+  ASSERT_EQ(first.code, 0) << first.err;
+  const std::filesystem::directory_iterator files(folder + "/tokens");
+  ASSERT_NE(files, std::filesystem::directory_iterator());
+  const auto path = files->path();
+  const auto written = std::filesystem::last_write_time(path);
+  const auto second = train(folder, 2, llama() + Words{"--token-cache", "tokens"}, 2);
+  expect_same(first, second, "again");
+  EXPECT_EQ(std::filesystem::last_write_time(path), written);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder + "/tokens"), {}), 1);
+  expect_same(first, train(folder, 2, llama(), 2), "without");
+}
+
 TEST(TrainModel, SaysWhatItCannotDo) {
   const auto folder = make_folder();
   write(folder + "/no-fields.jsonl", R"({"words": "anna"})"
@@ -303,6 +395,14 @@ TEST(TrainModel, SaysWhatItCannotDo) {
       {llama() + Words{"--lora", "ranks=4"}, "[--lora] got \"ranks\""},
       {llama() + Words{"--lora", "rank=4,targets=query"}, "targets=query"},
       {llama() + Words{"--merge-lora"}, "[--merge-lora] got neither"},
+      {llama() + Words{"--predictions", "answers.json"}, "[--predictions] got --task lm"},
+      {llama() + Words{"--token-cache", "absent"}, "[--token-cache] got absent"},
+      {llama() + Words{"--prompt", std::string(1100, 'x')}, "[--prompt] got 1100 tokens"},
+      {llama() + Words{"--prompt", ""}, "[--prompt] got \"\" without a token"},
+      {bert("mlm", "text.txt") + Words{"--prompt", "anna"}, "bert does not generate text"},
+      {llama() + Words{"--lora", "rank=4", "--export", "adapters", "--init-from", "plain", "--resume", "auto",
+                       "--checkpoint-dir", "ck", "--weights-only"},
+       "[--export] got adapters on the weights of a checkpoint"},
       {llama() + Words{"--lora-from", "absent"}, "adapter_config.json"},
       {llama() + Words{"--generate", "beam=4"}, "[--generate] got \"beam\""},
       {llama() + Words{"--generate", "greedy,top_k=3"}, "greedy alone"},

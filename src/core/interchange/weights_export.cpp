@@ -32,6 +32,9 @@ std::vector<std::size_t> file_order(const WeightsLayout& layout) {
 
 ExportReport export_weights(formats::FsOps& fs, TensorSource& source, const std::string& label, const std::string& path,
                             const ExportOptions& options) {
+  if (!options.change.empty())
+    throw ConfigError("[export] got ExportOptions::change for " + options.change.begin()->first +
+                      ", expected none for files. Hint: Engine::export_weights takes it.");
   std::optional<NameMap> map;
   if (!options.names.empty()) map = NameMap::find(fs, options.names);
   const auto* const names = map ? &*map : nullptr;

@@ -34,6 +34,8 @@ constexpr std::int64_t kWindow = std::int64_t{1} << 20;       // elements that a
 constexpr std::int64_t kPanelsBytes = std::int64_t{8} << 20;  // of all panels that are put together at a time
 constexpr std::int64_t kLeastPanelBytes = std::int64_t{1} << 20;
 
+bool holds_values(const std::string& kind) { return kind == "master" || kind == kFrozen; }
+
 // Bytes for every rank, and what the ranks sent to this one. Its memory is kept for the next exchange.
 class Exchange {
  public:
@@ -88,11 +90,15 @@ struct RunHead {
 
 class Exporter {
  public:
-  Exporter(engine::State& state, const std::vector<formats::Tensor>& tensors, const WeightsPlan& plan)
+  Exporter(engine::State& state, const std::vector<formats::Tensor>& tensors, const WeightsPlan& plan,
+           const ExportOptions& options)
       : state_(state), comm_(*state.parts.comm), tensors_(tensors), plan_(plan), own_(tensors.size()) {
     std::map<std::pair<std::string, std::string>, std::size_t> places;
     for (std::size_t t = 0; t < tensors.size(); ++t) places[{tensors[t].kind, tensors[t].name}] = t;
     pieces_ = state.exports->pieces_to_save();
+    for (auto& piece : pieces_)
+      if (const auto found = options.change.find(piece.name); found != options.change.end() && holds_values(piece.kind))
+        add_change(piece, found->second);
     for (const auto& piece : pieces_) {
       if (piece.kind == kBuffer && comm_.rank() > 0) continue;  // every rank has all of it
       if (const auto found = places.find({piece.kind, piece.name}); found != places.end())
@@ -137,6 +143,16 @@ class Exporter {
   std::string crcs() const { return crcs_; }
 
  private:
+  template <class Change>
+  static void add_change(engine::StatePiece& piece, const Change& change) {
+    piece.dtype = at::kFloat;
+    piece.read = [read = piece.read, first = piece.begin, &change](std::int64_t at, std::int64_t numel) {
+      const auto values = read(at, numel).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
+      change(first + at, {values.template mutable_data_ptr<float>(), static_cast<std::size_t>(numel)});
+      return values;
+    };
+  }
+
   // So that files are written from front to back.
   std::vector<std::size_t> in_order() const {
     std::vector<std::size_t> order(plan_.tensors.size());
@@ -336,6 +352,7 @@ std::string options_text(const std::string& path, const ExportOptions& options) 
   text += "\n" + options.stem;
   for (const auto& pattern : options.only) text += "\nonly " + pattern;
   for (const auto& [name, contents] : options.beside) text += base::join("\n", name, " ", contents.size());
+  for (const auto& [name, change] : options.change) text += "\nchange " + name;
   return text;
 }
 
@@ -353,6 +370,16 @@ struct Planned {
   std::optional<WeightsPlan> plan;
 };
 
+// Parts of a parameter that is cut over ranks are numbered by the part, which a change knows nothing of.
+void check_changes(const std::vector<formats::Tensor>& tensors, const ExportOptions& options) {
+  for (const auto& [name, change] : options.change)
+    if (std::none_of(tensors.begin(), tensors.end(), [&, &name = name](const formats::Tensor& one) {
+          return one.name == name && one.slices.empty() && holds_values(one.kind);
+        }))
+      throw ConfigError("[export_weights] got ExportOptions::change for " + name +
+                        ", expected names of parameters that are not cut by tensor parallelism");
+}
+
 Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOptions& options, const char* where,
                     bool frozen) {
   Planned planned;
@@ -367,6 +394,7 @@ Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOption
     std::sort(planned.tensors.begin(), planned.tensors.end(), [](const formats::Tensor& a, const formats::Tensor& b) {
       return std::tie(a.kind, a.name) < std::tie(b.kind, b.name);
     });
+    check_changes(planned.tensors, options);
     std::vector<SourceTensor> sources;
     for (const auto& one : planned.tensors) sources.push_back({one.kind, one.name, one.dtype, one.shape});
     std::optional<NameMap> map;
@@ -399,7 +427,7 @@ std::map<std::string, std::int64_t> write_planned(engine::State& state, formats:
 
   OutputWriter writer(fs, folder, names);
   PageWriter pages(writer, comm.size());
-  Exporter exporter(state, planned.tensors, plan);
+  Exporter exporter(state, planned.tensors, plan, options);
   (void)engine::agree_while_moving(comm, where, formats::bytes_moved(), [&] {
     exporter.write_in_place(pages);
     return "";

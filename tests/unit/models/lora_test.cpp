@@ -75,6 +75,25 @@ TEST(Lora, AddsTheProductOfItsFactors) {
   EXPECT_LT((net(x) - got).abs().max().item<double>(), 1e-5) << "the factors no longer count";
 }
 
+// Ranks merge the elements that they hold, in windows: any range gives the bits of the whole.
+TEST(Lora, AnyRangeOfTheChangeHasTheSameBits) {
+  torch::manual_seed(4);
+  const std::int64_t rank = 5, in = 37, out = 11;
+  const at::Tensor a = torch::randn({rank, in}), b = torch::randn({out, rank}), weight = torch::randn({out, in});
+  const auto merged = [&](const std::vector<std::int64_t>& bounds) {
+    at::Tensor sum = weight.clone();
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i)
+      Lora::add_change(
+          a, b, 1.7, bounds[i],
+          {sum.mutable_data_ptr<float>() + bounds[i], static_cast<std::size_t>(bounds[i + 1] - bounds[i])});
+    return sum;
+  };
+  const at::Tensor whole = merged({0, out * in});
+  const at::Tensor wanted = weight.to(torch::kDouble) + 1.7 * b.to(torch::kDouble).matmul(a.to(torch::kDouble));
+  EXPECT_LT((whole - wanted).abs().max().item<double>(), 1e-5);
+  EXPECT_TRUE(whole.equal(merged({0, 1, 36, 37, 38, 100, 111, 400, out * in})));
+}
+
 TEST(Lora, DropsTheFactorsInputInTrainingAlone) {
   torch::manual_seed(3);
   Net net;

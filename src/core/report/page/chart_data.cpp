@@ -274,6 +274,12 @@ std::uint64_t sent_by(const RunRecord& run, const std::string& operation) {
   return 0;
 }
 
+std::string loss_unit(const std::vector<RunRecord>& runs) {
+  const bool alike = std::all_of(runs.begin(), runs.end(),
+                                 [&](const RunRecord& run) { return run.loss_unit == runs.front().loss_unit; });
+  return alike && !runs.empty() ? runs.front().loss_unit : "nats";
+}
+
 void share_purposes(std::vector<RunRecord>& runs) {
   std::vector<std::string> all;
   for (const RunRecord& run : runs)
@@ -307,6 +313,8 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
     one["lr"] = values_json(curve_of(run, &StepPoint::lr));
     one["grad_norm"] = values_json(curve_of(run, &StepPoint::grad_norm));
     one["loss_scale"] = values_json(curve_of(run, &StepPoint::loss_scale));
+    if (highest_of(run, &StepPoint::heldout_loss))
+      one["heldout_loss"] = values_json(curve_of(run, &StepPoint::heldout_loss));
     if (!run.loads.empty()) {
       one["load_max"] = values_json(curve_of(run, &StepPoint::load_max));
       one["dropped"] = values_json(curve_of(run, &StepPoint::dropped));
@@ -350,8 +358,12 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
   for (const std::string& operation : operations) colors.push_back(color_of_operation(operation));
   Json axes = Json::array();
   for (const Axis& axis : kAxes) axes.push_back({axis.name, axis.color});
-  const Json all{
-      {"runs", list}, {"purposes", purposes}, {"operations", operations}, {"operation_colors", colors}, {"axes", axes}};
+  const Json all{{"runs", list},
+                 {"loss_unit", loss_unit(runs)},
+                 {"purposes", purposes},
+                 {"operations", operations},
+                 {"operation_colors", colors},
+                 {"axes", axes}};
   std::string text = all.dump(-1, ' ', false, Json::error_handler_t::replace), out;
   // "</script>" and "<!--" would end or change the script element, so "<" is escaped.
   for (const char c : text) c == '<' ? out += "\\u003c" : out += c;

@@ -74,6 +74,9 @@ struct Axis {
 };
 extern const std::array<Axis, 4> kAxes;
 
+// That of all runs; "nats" if they differ.
+std::string loss_unit(const std::vector<RunRecord>& runs);
+
 // Uses one list of purposes for all runs and their samples; runs of another version of the program may have others.
 void share_purposes(std::vector<RunRecord>& runs);
 

@@ -460,10 +460,11 @@ std::string html_page(const Runs& records) {
   for (const RunRecord& run : runs)
     if (run.log.size() > kMostPoints) thinned = " Long runs are drawn as means of neighbouring steps.";
   out += "<div class=\"two\">";
-  out += section("Training loss", "Mean over all ranks of each step, in nats per byte." + thinned,
+  const std::string unit = loss_unit(runs);
+  out += section("Training loss", "Mean over all ranks of each step, in " + unit + "." + thinned,
                  legend_of_runs(runs) + chart("loss", "Training loss over steps") +
                      "<p class=\"note\" id=\"loss-note\"></p>\n" +
-                     curve_table(runs, "loss", "Training loss, nats per byte", &StepPoint::loss, "%.5f"));
+                     curve_table(runs, "loss", "Training loss, " + unit, &StepPoint::loss, "%.5f"));
   out +=
       section("Throughput", "Tokens of all ranks per second, as a running median.",
               legend_of_runs(runs) + chart("throughput", "Tokens per second over steps") +
@@ -480,6 +481,10 @@ std::string html_page(const Runs& records) {
     out += curve_card("scale", "Loss scale",
                       "The factor that keeps fp16 gradients above zero; it halves after an overflow.",
                       curve_table(runs, "scale", "Loss scale", &StepPoint::loss_scale, "%.6g"));
+  if (std::any_of(runs.begin(), runs.end(),
+                  [](const RunRecord& run) { return highest_of(run, &StepPoint::heldout_loss).has_value(); }))
+    out += curve_card("heldout", "Held-out loss", "Of evaluations between steps, in " + unit + ".",
+                      curve_table(runs, "heldout", "Held-out loss, " + unit, &StepPoint::heldout_loss, "%.5f"));
   out += "</div>\n";
   out += experts_section(runs) + axes_section(runs) + memory_section(runs) + wire_section(runs) + groups_section(runs) +
          planned_section(runs) + configuration_section(runs) + environment_section(runs);

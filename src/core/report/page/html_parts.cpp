@@ -106,8 +106,12 @@ std::string curve_table(const Runs& runs, const std::string& id, const std::stri
   for (const RunRecord& run : runs) header.push_back(run.label);
   HtmlTable table(id, title, header);
   std::set<std::int64_t> steps;
-  for (const RunRecord& run : runs)
-    for (std::size_t k = 0; k <= 10 && !run.log.empty(); ++k) steps.insert(run.log[k * (run.log.size() - 1) / 10].step);
+  for (const RunRecord& run : runs) {
+    std::vector<std::int64_t> known;
+    for (const StepPoint& point : run.log)
+      if (point.*value) known.push_back(point.step);
+    for (std::size_t k = 0; k <= 10 && !known.empty(); ++k) steps.insert(known[k * (known.size() - 1) / 10]);
+  }
   for (const std::int64_t step : steps) {
     std::vector<Cell> cells;
     for (const RunRecord& run : runs) {

@@ -215,11 +215,12 @@ function curves(id, key, name, fromZero) {
     }, () => { cross.style.visibility = "hidden"; note.hide(); });
   });
 }
-curves("loss", "loss", "nats per byte", false);
+curves("loss", "loss", data.loss_unit, false);
 curves("throughput", "tokens_per_s", "tokens per second", true);
 curves("lr", "lr", "learning rate", true);
 curves("norm", "grad_norm", "gradient norm", true);
 curves("scale", "loss_scale", "loss scale", true);
+curves("heldout", "heldout_loss", data.loss_unit, false);
 curves("load", "load_max", "busiest / mean", false);
 curves("dropped", "dropped", "share of choices", true);
 

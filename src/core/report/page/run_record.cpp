@@ -121,6 +121,7 @@ void read_record(const Json& j, RunRecord& r) {
   if (j.contains("metrics"))
     for (const auto& [name, value] : j["metrics"].items())
       if (value.is_number()) r.metrics.emplace_back(name, value.get<double>());
+  r.loss_unit = j.value("loss_unit", r.loss_unit);
   r.environment = pairs_of(j.at("environment"));
   for (const Json& row : j.at("configuration"))
     r.configuration.push_back({row.at("key").get<std::string>(), row.at("value").dump(),
@@ -188,6 +189,7 @@ StepPoint point_of(const std::string& line) {
   point.aux_loss = number(row, "aux_loss");
   point.dropped = number(row, "dropped");
   point.load_max = number(row, "load_max");
+  point.heldout_loss = number(row, "heldout_loss");
   return point;
 }
 
@@ -229,7 +231,8 @@ std::string run_json(const RunRecord& r) {
          {"steps", r.steps},
          {"parameters", r.parameters},
          {"samples_per_step", r.samples_per_step},
-         {"tokens_per_step", r.tokens_per_step}};
+         {"tokens_per_step", r.tokens_per_step},
+         {"loss_unit", r.loss_unit}};
   j["model"] = pairs_json(r.model);
   j["environment"] = pairs_json(r.environment);
   j["configuration"] = configuration;

@@ -22,6 +22,7 @@ struct StepPoint {
   // With experts: the sum of the auxiliary losses; the share of choices that were dropped; the tokens of the busiest
   // expert over the mean, of the layer where that is highest.
   std::optional<double> aux_loss, dropped, load_max;
+  std::optional<double> heldout_loss;  // of an evaluation after the step
 };
 
 using Bytes = std::vector<std::pair<std::string, std::uint64_t>>;  // by purpose ("gradients") or class
@@ -80,6 +81,7 @@ struct RunRecord {
   std::vector<std::pair<std::string, std::string>> model, environment;  // name, value; in their order
   std::vector<ConfigRow> configuration;
   std::vector<std::pair<std::string, double>> metrics;  // of the held-out part at the end: "perplexity", "f1"
+  std::string loss_unit = "nats per byte";
 
   std::int64_t recorded_step = 0;  // 0: none
   std::vector<PhaseMemory> phases;

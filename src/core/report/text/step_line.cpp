@@ -36,6 +36,8 @@ std::string step_line(const StepRow& r) {
   if (r.backward_seconds) s += printed(" backward %.1fms", 1e3 * *r.backward_seconds);
   if (r.reduce_seconds) s += printed(" reduce %.1fms", 1e3 * *r.reduce_seconds);
   if (r.update_seconds) s += printed(" update %.1fms", 1e3 * *r.update_seconds);
+  if (r.heldout_loss) s += printed(" held-out %.5f", *r.heldout_loss);
+  for (const auto& [name, value] : r.metrics) s += " " + name + printed(" %.4g", value);
   if (r.eta_seconds) s += " eta " + human_duration(*r.eta_seconds);
   if (!r.memory.empty()) s += "\n  memory";
   for (const MemoryPoint& point : r.memory) {
@@ -73,6 +75,10 @@ std::string step_json(const StepRow& r) {
   add("backward_ms", r.backward_seconds, 1000);
   add("reduce_ms", r.reduce_seconds, 1000);
   add("update_ms", r.update_seconds, 1000);
+  add("heldout_loss", r.heldout_loss);
+  for (std::size_t i = 0; i < r.metrics.size(); ++i)
+    s += (i == 0 ? ", \"metrics\": {" : ", ") + base::json_quote(r.metrics[i].first) + ": " +
+         json_number(r.metrics[i].second) + (i + 1 == r.metrics.size() ? "}" : "");
   if (r.memory.empty()) return s + "}";
   s += ", \"memory\": {";
   for (std::size_t i = 0; i < r.memory.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/text/axis_bytes.h"
@@ -31,6 +32,9 @@ struct StepRow {
   // Of experts: the sum of the auxiliary losses, the dropped share of choices, the busiest expert's tokens over the
   // mean, of the layer where that is highest.
   std::optional<double> aux_loss, dropped, load_max;
+  // Of an evaluation after the step: the mean loss of the held-out part, and the task's metrics ("f1").
+  std::optional<double> heldout_loss;
+  std::vector<std::pair<std::string, double>> metrics;
   // Parts of the step; reduce: the part of backward spent waiting for reductions.
   std::optional<double> forward_seconds, backward_seconds, reduce_seconds, update_seconds;
   std::vector<MemoryPoint> memory;
