@@ -1,4 +1,4 @@
-"""The models of models/ beside those of transformers: logits, losses, names, texts, and weights both ways.
+"""The models of models/ beside those of transformers: logits, losses, gradients, names, texts, and weights both ways.
 
 Needs build/tests/hf_models_program, which loads the files of save_pretrained() through an Engine.
 """
@@ -15,8 +15,12 @@ from conftest import REPOSITORY
 
 transformers = pytest.importorskip("transformers")
 
-LIMITS = {"fp32": 1e-5, "bf16": 2e-2}
-TABLE = "| case | transformers' class | fp32 | bf16 |\n|---|---|---|---|\n"
+LIMITS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "gradients": 1e-5}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+TABLE = "| case | transformers' class | fp32 | bf16 | fp16 | gradients, fp32 |\n|---|---|---|---|---|---|\n"
+# Of the largest gradient of a model; smaller ones are rounding. (The bias of keys adds the same to all scores of a
+# softmax, and so do the bias of an answer's ends and that of the norm before them.)
+ROUNDING = 1e-6
 # Keys that say nothing of the model, or that transformers derives from others.
 CONFIG_NOT_COMPARED = {"_name_or_path", "transformers_version", "architectures", "use_cache", "dtype", "n_inner"}
 
@@ -109,9 +113,10 @@ def inputs_of(name: str) -> list[dict[str, torch.Tensor]]:
     kind, fields = CASES[name]
     g = generator(name + "inputs")
     tokens = torch.randint(4, 99, (3, 17), generator=g)
+    tokens[:, 1] = fields.get("pad_token_id", 0)  # a token that is read, but in some models not learned
     mask = mask_of(3, 17)
     if "GPT2" in kind:
-        return [{"input_ids": tokens}]
+        return [{"input_ids": tokens}, {"input_ids": tokens, "labels": tokens.masked_fill(mask == 0, -100)}]
     if "Llama" in kind:
         labels = tokens.masked_fill(mask == 0, -100)
         labels[:, :3] = -100  # a prompt
@@ -148,6 +153,11 @@ def inputs_of(name: str) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": tokens}, {**whole, "start_positions": first, "end_positions": last}]
 
 
+def with_loss(name: str) -> int:
+    """The number of the inputs that have labels."""
+    return next(i for i, given in enumerate(inputs_of(name)) if {"labels", "start_positions"} & set(given))
+
+
 def our_program() -> str:
     path = Path(os.environ.get("ZERO_BUILD", REPOSITORY / "build")) / "tests" / "hf_models_program"
     if not path.exists():
@@ -165,7 +175,7 @@ def run_jobs(folder: Path, jobs: list[dict[str, Any]]) -> None:
 def our_inputs(name: str, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The targets of a causal model belong to the token before them."""
     given = dict(given)
-    if "labels" in given and "CausalLM" in CASES[name][0]:
+    if "labels" in given and CASES[name][0] in ("GPT2LMHeadModel", "LlamaForCausalLM"):
         labels = given.pop("labels")
         given["targets"] = torch.cat([labels[:, 1:], torch.full((len(labels), 1), -100)], 1)
     return given
@@ -189,34 +199,56 @@ def compare(name: str, theirs: Any, given: dict[str, torch.Tensor], ours: dict[s
     return largest
 
 
-def test_outputs_are_those_of_transformers(tmp_path: Path) -> None:
-    jobs = []
+def difference_of_gradients(name: str, given: dict[str, torch.Tensor], folder: Path) -> float:
+    """The largest difference from transformers' backward, of each tensor relative to its largest gradient. `folder`
+    has ours in place of weights: from_pretrained() gives them the names, shapes and ties of the model's."""
+    theirs = their_model(name)
+    theirs(**given).loss.backward()
+    ours = dict(type(theirs).from_pretrained(folder).named_parameters())
+    wanted = {key: torch.zeros_like(p) if p.grad is None else p.grad for key, p in theirs.named_parameters()}
+    assert ours.keys() == wanted.keys(), name
+    most = max(gradient.abs().max().item() for gradient in wanted.values())
+    largest = 0.0
+    for key, gradient in wanted.items():
+        scale = gradient.abs().max().item()
+        scale = scale if scale > ROUNDING * most else most
+        largest = max(largest, ((ours[key].detach() - gradient).abs().max() / scale).item())
+    return largest
+
+
+def test_outputs_and_gradients_are_those_of_transformers(tmp_path: Path) -> None:
+    jobs: list[dict[str, Any]] = []
     models = {}
     for name in CASES:
         models[name] = their_model(name)
         save(models[name], tmp_path / name)
         for i, given in enumerate(inputs_of(name)):
             torch.save(our_inputs(name, given), tmp_path / f"{name}-{i}.in")
-            for kind in ("fp32", "bf16"):
-                job = {"folder": str(tmp_path / name), "inputs": str(tmp_path / f"{name}-{i}.in")}
-                jobs.append({**job, "bf16": kind == "bf16", "outputs": str(tmp_path / f"{name}-{i}.{kind}")})
+            for kind in ("fp32", *DTYPES):
+                job = {"folder": str(tmp_path / name), "inputs": str(tmp_path / f"{name}-{i}.in"), "dtype": kind}
+                jobs.append({**job, "outputs": str(tmp_path / f"{name}-{i}.{kind}")})
+                if kind == "fp32" and i == with_loss(name):
+                    jobs[-1] |= {"gradients": True, "export": str(tmp_path / f"{name}.gradients")}
     run_jobs(tmp_path, jobs)
     rows = []
     for name, model in models.items():
         largest = dict.fromkeys(LIMITS, 0.0)
-        for kind in LIMITS:
-            if kind == "bf16":
+        for kind in ("fp32", *DTYPES):
+            if kind in DTYPES:
                 # Not model.bfloat16(), which would round the frequencies of rotary positions.
-                model = type(model).from_pretrained(tmp_path / name, dtype=torch.bfloat16).eval()
+                model = type(model).from_pretrained(tmp_path / name, dtype=DTYPES[kind]).eval()
             for i, given in enumerate(inputs_of(name)):
                 ours = torch.load(tmp_path / f"{name}-{i}.{kind}", weights_only=False)
                 largest[kind] = max(largest[kind], compare(name, model, given, ours))
+        given = inputs_of(name)[with_loss(name)]
+        largest["gradients"] = difference_of_gradients(name, given, tmp_path / f"{name}.gradients")
         rows.append((name, largest))
         if not name.startswith("gpt2"):
             names = set((tmp_path / f"{name}-0.fp32.names").read_text().split())
             assert names == set(models[name].state_dict()), name
     table = "".join(
-        f"| {name} | {CASES[name][0]} | {largest['fp32']:.1e} | {largest['bf16']:.1e} |\n" for name, largest in rows
+        f"| {name} | {CASES[name][0]} | " + " | ".join(f"{largest[kind]:.1e}" for kind in LIMITS) + " |\n"
+        for name, largest in rows
     )
     print(table)
     assert not [row for row in rows if any(row[1][kind] > limit for kind, limit in LIMITS.items())], table

@@ -1,5 +1,6 @@
 // Runs the models of models/ on files of transformers, for python/tests/test_hf_models.py. Each job of JOBS.json builds
-// a model from a folder's config.json, loads its weights through an Engine, computes, and may write the weights again.
+// a model from a folder's config.json, loads its weights through an Engine, computes, and may write the weights again,
+// or the gradients of the loss in their place.
 //
 //   hf_models_program JOBS.json
 #include <torch/torch.h>
@@ -88,7 +89,9 @@ Model make(const models::HfConfig& described) {
     models::Gpt model(*c);
     return {model.ptr(),
             [model](const Tensors& in) mutable -> Tensors {
-              return {{"logits", model->forward(in.at("input_ids"))}};
+              Tensors out{{"logits", model->forward(in.at("input_ids"))}};
+              if (in.contains("targets")) out["loss"] = model->forward(in.at("input_ids"), in.at("targets"));
+              return out;
             },
             generates(model)};
   }
@@ -132,14 +135,26 @@ Model make(const models::HfConfig& described) {
   throw std::runtime_error("no model for " + as);
 }
 
+// Puts the gradients of the loss where the weights are, so that an export has them as transformers has its own.
+void replace_weights_by_gradients(zero::Engine& engine, const Model& model, const Tensors& inputs) {
+  engine.backward(model.run(inputs).at("loss"));
+  Tensors gradients;
+  for (const auto& item : model.module->named_parameters()) gradients[item.key()] = engine.gradient(item.key());
+  engine.step();
+  auto whole = engine.gathered_parameters(/*modify=*/true);
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : model.module->named_parameters()) item.value().copy_(gradients.at(item.key()));
+  whole.close();
+}
+
 void run(const Json& job, const std::shared_ptr<zero::Communicator>& comm) {
-  const std::string folder = job.at("folder");
+  const std::string folder = job.at("folder"), dtype = job.value("dtype", "fp32");
   const auto described = models::read_hf_config(folder);
   const auto model = make(described);
-  const Json options = {{"train_micro_batch_size_per_gpu", 1},
-                        {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}}},
-                        {"bf16", {{"enabled", job.value("bf16", false)}}},
-                        {"zero_optimization", {{"stage", job.value("stage", 0)}}}};
+  Json options = {{"train_micro_batch_size_per_gpu", 1},
+                  {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 1e-3}}}}},
+                  {"zero_optimization", {{"stage", job.value("stage", 0)}}}};
+  if (dtype != "fp32") options[dtype] = {{"enabled", true}};
   zero::Engine engine(model.module, zero::Options::from_json(options.dump()), comm);
   zero::ImportOptions import;
   import.names = models::model_type(described.config);
@@ -176,6 +191,7 @@ void run(const Json& job, const std::shared_ptr<zero::Communicator>& comm) {
     std::ofstream(job.at("outputs").get<std::string>() + ".names") << names;
     save(job.at("outputs"), outputs);
   }
+  if (job.value("gradients", false)) replace_weights_by_gradients(engine, model, inputs);
   if (!job.contains("export")) return;
   zero::ExportOptions out;
   out.names = import.names;
