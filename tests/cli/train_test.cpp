@@ -448,7 +448,7 @@ TEST(Train, MistakesAreNamedOnce) {
     std::string says;
   } cases[] = {
       {{config, "--text", place.text, "--stpes", "3"}, "--steps"},
-      {{config, "--text", place.text, "--steps", "0"}, "from 1"},
+      {{config, "--text", place.text, "--steps", "-1"}, "from 0"},
       {{config, "--text", place.text, "--dtype", "bf61"}, "bf16"},
       {{config, "--text", place.text, "--stage", "4"}, "from 0 to 3"},
       {{config, "--text", place.text, "--set", "zero_optimization.stge=2"}, "stage"},
