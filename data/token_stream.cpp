@@ -2,6 +2,7 @@
 #include "data/token_stream.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -104,6 +105,24 @@ class PartFile {
   std::FILE* file_ = nullptr;
 };
 
+// One process or thread at a time makes a file; the others wait and read it. Where a file system has no locks each
+// makes its own, and the last one to rename stays.
+class MakerLock {
+ public:
+  explicit MakerLock(const std::string& path) : fd_(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
+    while (fd_ >= 0 && ::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~MakerLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  MakerLock(const MakerLock&) = delete;
+  MakerLock& operator=(const MakerLock&) = delete;
+
+ private:
+  int fd_;
+};
+
 void write_tokens(PartFile& out, const Records& records, const Tokenizer& tokenizer, std::int32_t separator,
                   std::uint64_t key, std::uint64_t width) {
   Header header{kMagic, key, width, 0, 0};
@@ -162,8 +181,8 @@ TokenStream::TokenStream(const Records& records, const Tokenizer& tokenizer, std
   std::snprintf(name, sizeof name, "tokens-%016llx.bin", static_cast<unsigned long long>(key));
   const auto path = (std::filesystem::path(cache) / name).string();
   if (open(path, key, vocabulary)) return;
-  // Ranks may do this at once, as threads, processes or on hosts that share the folder: each writes a file of its own,
-  // and the last one to rename stays.
+  const MakerLock lock((std::filesystem::path(cache) / "tokens.lock").string());
+  if (open(path, key, vocabulary)) return;
   {
     PartFile part(path);
     part.share_as(cache);

@@ -17,8 +17,8 @@ namespace data {
 // the key, the bytes of a token (2 or 4), the number of tokens and XXH3 of their bytes, 8 bytes each; then the tokens.
 class TokenStream {
  public:
-  // `separator` ends every document. cache: an existing folder, which threads, processes and hosts may use at once;
-  // empty: a temporary file without a name.
+  // `separator` ends every document. cache: an existing folder, which threads, processes and hosts may use at once, and
+  // where one of them makes the file for all (tokens.lock); empty: a temporary file without a name.
   // Throws std::runtime_error if the file cannot be written, or for a document of more than 64 MiB.
   TokenStream(const Records& records, const Tokenizer& tokenizer, std::int32_t separator, const std::string& cache);
 

@@ -36,7 +36,8 @@ nlohmann::ordered_json json_of(const report::ExpertLoad& load) {
 }
 
 nlohmann::ordered_json json_of(const report::RunRecord& run) {
-  nlohmann::ordered_json json{{"folder", run.folder}, {"label", run.label}, {"steps", run.log.back().step}};
+  nlohmann::ordered_json json{
+      {"folder", run.folder}, {"label", run.label}, {"steps", run.log.empty() ? 0 : run.log.back().step}};
   for (const auto& load : report::joined(run.loads, kMostLoads)) json["experts"].push_back(json_of(load));
   if (run.stage < 0) return json;
   json["mesh"] = {{"dp", run.mesh.data}, {"sp", run.mesh.sequence}, {"tp", run.mesh.tensor}, {"ep", run.mesh.expert}};
@@ -80,7 +81,7 @@ int zero_report(int argc, char** argv) {
   std::vector<report::RunRecord> runs;
   for (const std::string& folder : folders) {
     runs.push_back(report::read_run(folder));
-    if (runs.back().log.empty())
+    if (runs.back().log.empty() && !runs.back().heldout)
       throw ConfigError("[report] got " + folder + "/log.jsonl without a step, expected at least one");
     if (runs.back().recorded_step == 0)
       print_note("report", LogLevel::Warning, folder + " has no recorded step: only what its log says is shown");

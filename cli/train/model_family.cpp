@@ -34,6 +34,7 @@ models::Sampling sampling_of(const GenerateOptions& options) {
   sampling.temperature = options.how.temperature;
   sampling.top_k = options.how.top_k;
   sampling.top_p = options.how.top_p;
+  sampling.seed = options.seed;
   sampling.eos_tokens = options.ends;
   if (options.all_forwards) sampling.stop = [](bool /*ended*/) { return false; };
   return sampling;
@@ -83,6 +84,13 @@ Prompts generated(Model& model, const Prompts& prompts, const GenerateOptions& o
   return columns_from(model->generate(rows.tokens, std::min(options.count, room), sampling_of(options),
                                       padded ? rows.mask : at::Tensor()),
                       rows.longest);
+}
+
+// transformers' names of classes that nobody named are none.
+std::vector<std::string> named_classes(const models::HfConfig& hf) {
+  for (std::size_t i = 0; i < hf.labels.size(); ++i)
+    if (hf.labels[i] != "LABEL_" + std::to_string(i)) return hf.labels;
+  return {};
 }
 
 // What all families share: the configuration as Hugging Face has it.
@@ -216,12 +224,7 @@ class BertClassifier final : public BertFamily<models::BertForSequenceClassifica
   std::string task_type() const override { return "SEQ_CLS"; }
   std::vector<std::string> heads() const override { return {"classifier"}; }
   std::vector<std::string> unused() const override { return {"cls.*", "qa_outputs.*", "bert.pooler.*"}; }
-  // transformers' names of classes that nobody named are none.
-  std::vector<std::string> labels() const override {
-    for (std::size_t i = 0; i < hf_.labels.size(); ++i)
-      if (hf_.labels[i] != "LABEL_" + std::to_string(i)) return hf_.labels;
-    return {};
-  }
+  std::vector<std::string> labels() const override { return named_classes(hf_); }
   void set_labels(const std::vector<std::string>& labels) override {
     config().labels = std::max<std::int64_t>(1, static_cast<std::int64_t>(labels.size()));
     hf_.labels = labels;
@@ -392,6 +395,12 @@ data::Task data_task(const ModelPlan& plan, const ModelFamily& family) {
   if (records.size() == 0) return data::Task::Lm;
   const auto first = records.at(0);
   return first.find("prompt") != nullptr && first.find("completion") != nullptr ? data::Task::Prompt : data::Task::Lm;
+}
+
+std::vector<std::string> class_names(const std::string& folder) {
+  std::error_code error;
+  if (folder.empty() || !fs::exists(fs::path(folder) / "config.json", error)) return {};
+  return named_classes(models::read_hf_config(folder));
 }
 
 std::string layer_name(const ModelFamily& family, const std::string& path) {

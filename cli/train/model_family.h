@@ -34,6 +34,7 @@ using Prompts = std::vector<std::vector<std::int32_t>>;  // tokens, of any lengt
 struct GenerateOptions {
   std::int64_t count = 0;  // most tokens of an answer
   GeneratePlan how;
+  std::uint64_t seed = 1;
   std::vector<std::int64_t> ends;  // tokens of which any ends a text
   bool all_forwards = false;       // go on after all texts have ended, as ranks must that gather parameters
 };
@@ -88,6 +89,8 @@ class ModelFamily {
 
 // What the records are to the model. Throws ConfigError, and std::runtime_error for files that cannot be read.
 data::Task data_task(const ModelPlan& plan, const ModelFamily& family);
+// Names of classes in a folder's config.json; empty: none, or no such file.
+std::vector<std::string> class_names(const std::string& folder);
 // The name of a layer in files: "transformer.h.0.attn.c_attn" of "blocks.0.qkv".
 std::string layer_name(const ModelFamily& family, const std::string& path);
 

@@ -1,4 +1,6 @@
 // See model_plan.h.
+#include <unistd.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -46,6 +48,23 @@ double number_in(const std::string& flag, const std::string& key, const std::str
   throw ConfigError("[" + flag + "] got \"" + key + "\", expected " + known);
 }
 
+// Now, and not at the first evaluation.
+void check_predictions(const ModelArguments& a) {
+  namespace fs = std::filesystem;
+  if (a.task != "qa")
+    throw ConfigError("[--predictions] got --task " + a.task + ", expected qa: other tasks have no answers");
+  std::error_code error;
+  const auto folder = fs::absolute(a.predictions).parent_path();
+  if (fs::is_directory(a.predictions, error) || !fs::is_directory(folder, error) || ::access(folder.c_str(), W_OK) != 0)
+    throw ConfigError("[--predictions] got " + a.predictions + ", expected a file in a folder that can be written");
+  for (const auto* const files : {&a.data, &a.eval_data})
+    for (const auto& file : *files)
+      if (fs::equivalent(file, a.predictions, error))
+        throw ConfigError("[--predictions] got " + a.predictions +
+                          ", which is a file of --data or --eval-data, "
+                          "expected another name");
+}
+
 }  // namespace
 
 void declare_model(Command& c, ModelArguments& a) {
@@ -61,15 +80,16 @@ void declare_model(Command& c, ModelArguments& a) {
            "of --data and --eval-data (auto: by their names)");
   c.option("--tokenizer", a.tokenizer, "DIR|bytes",
            "folder of the tokenizer's files, or bytes (those in --model's folder; of a NAME: bytes)");
-  c.option("--token-cache", a.token_cache, "DIR",
-           "folder in which ranks and runs share the tokens of packed text (without it each rank makes its own)");
+  c.option(
+      "--token-cache", a.token_cache, "DIR",
+      "folder in which ranks and runs share the tokens of packed text (lm, mlm); without it each rank makes its own");
   c.option("--seq-length", a.seq_length, "N", "longest sample in tokens (libzero.model.seq_length, else the model's)",
            8, std::int64_t{1} << 24);
   c.option("--generate", a.generate, "HOW",
            "how the sample is generated: greedy, top_k=K, top_p=P, also with temperature=T (greedy)");
-  c.repeated("--prompt", a.prompts, "TEXT", "go on from this text at the end (a held-out one)");
+  c.repeated("--prompt", a.prompts, "TEXT", "a text to go on from at the end (without it a held-out one)");
   c.option("--predictions", a.predictions, "FILE",
-           "with --task qa: the held-out answers by id, as SQuAD's evaluation script reads them");
+           "with --task qa: the answers of the last evaluation by id, as SQuAD's evaluation script reads them");
   c.option("--lora", a.lora, "SPEC",
            "train low-rank adapters alone: rank=8,alpha=16,targets=q_proj+v_proj,dropout=0.05");
   c.option("--lora-from", a.lora_from, "DIR", "begin with adapters in PEFT's files");
@@ -107,8 +127,7 @@ std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, b
   if (a.data.empty()) throw ConfigError("[--model] got no --data, expected a file of records or text");
   if (a.merge_lora && a.lora.empty() && a.lora_from.empty())
     throw ConfigError("[--merge-lora] got neither --lora nor --lora-from, expected adapters to merge");
-  if (!a.predictions.empty() && a.task != "qa")
-    throw ConfigError("[--predictions] got --task " + a.task + ", expected qa: other tasks have no answers");
+  if (!a.predictions.empty()) check_predictions(a);
   if (std::error_code error; !a.token_cache.empty() && !std::filesystem::is_directory(a.token_cache, error))
     throw ConfigError("[--token-cache] got " + a.token_cache + ", expected a folder that exists");
   if (a.merge_lora && !exports)

@@ -141,7 +141,7 @@ void ModelTask::evaluate_answers(TaskScores& mine) {
   }
 }
 
-// One object of texts by the records' ids, as SQuAD's script reads it; a record without an id has its number.
+// One object of texts by the records' ids, as SQuAD's script reads it.
 void ModelTask::write_predictions() {
   using Json = nlohmann::ordered_json;
   Json mine = Json::array();
@@ -152,11 +152,7 @@ void ModelTask::write_predictions() {
     for (const auto& pair : Json::parse(bytes)) all[pair[0].get<std::int64_t>()] = pair[1].get<std::string>();
   if (engine_->communicator().rank() != 0) return;
   Json predictions = Json::object();
-  for (const auto& [record, text] : all) {
-    const auto entry = examples_->heldout_record(record);
-    const auto* const id = entry.find("id");
-    predictions[id != nullptr ? *id : std::to_string(record)] = text;
-  }
+  for (const auto& [record, text] : all) predictions[answer_id(record)] = text;
   write_whole("--predictions", model_plan_.predictions, predictions.dump(1, ' ', false, replace) + "\n");
 }
 
@@ -171,7 +167,8 @@ TaskMetrics ModelTask::metrics(const TaskScores& all) const {
 }
 
 std::vector<std::vector<std::int32_t>> ModelTask::generate(const std::vector<std::vector<std::int32_t>>& prompts,
-                                                           std::int64_t count, const GeneratePlan& how) {
+                                                           std::int64_t count, const GeneratePlan& how,
+                                                           std::uint64_t seed) {
   // What training ends texts with, and what the model's own configuration does; ids of that are of another tokenizer
   // than that of bytes.
   std::vector<std::int64_t> ends;
@@ -181,7 +178,7 @@ std::vector<std::vector<std::int32_t>> ModelTask::generate(const std::vector<std
     for (const std::int64_t end : family_->ends()) ends.push_back(end);
   // Where a forward gathers parameters, no rank may end earlier than others.
   const bool all = plan_.options.settings().zero.stage == 3 && engine_->communicator().size() > 1;
-  auto said = family_->generate(prompts, {.count = count, .how = how, .ends = ends, .all_forwards = all});
+  auto said = family_->generate(prompts, {.count = count, .how = how, .seed = seed, .ends = ends, .all_forwards = all});
   for (auto& tokens : said)
     tokens.erase(std::find_first_of(tokens.begin(), tokens.end(), ends.begin(), ends.end()), tokens.end());
   return said;
@@ -210,7 +207,8 @@ std::vector<TaskSample> ModelTask::samples() {
   // does not depend on the others' lengths.
   std::vector<TaskSample> samples;
   for (const auto& prompt : prompts) {
-    const auto said = generate({prompt}, plan_.sample, model_plan_.generate.value_or(GeneratePlan{}));
+    const auto said =
+        generate({prompt}, plan_.sample, model_plan_.generate.value_or(GeneratePlan{}), samples.size() + 1);
     samples.push_back({.prompt = text_of(prompt), .text = text_of(said.front())});
   }
   module_->train();

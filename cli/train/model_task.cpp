@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "base/printable.h"
 #include "cli/support/gpt_segments.h"
 #include "cli/train/lora_files.h"
 #include "config/document.h"
@@ -61,6 +62,11 @@ ModelTask::ModelTask(TrainPlan& plan) : plan_(plan), model_plan_(*plan.model_pla
     throw ConfigError(
         "[--model] got tensor or sequence parallelism or experts, expected none: they are cut for the built-in GPT "
         "alone. Hint: choose a ZeRO stage, which shards every model.");
+  if (std::error_code error;
+      fs::exists(fs::path(model_plan_.model) / kAdapterConfig, error) && !has_weights(model_plan_.model))
+    throw ConfigError("[--model] got adapters (" + model_plan_.model + "/" + kAdapterConfig +
+                      "), expected a whole model. Hint: --model with their base, and --lora-from " + model_plan_.model +
+                      ".");
   family_ = ModelFamily::find(model_plan_, plan.options);
   if (model_plan_.generate && !family_->generates())
     throw ConfigError("[--generate] got a value, but " + family_->name() +
@@ -70,6 +76,7 @@ ModelTask::ModelTask(TrainPlan& plan) : plan_(plan), model_plan_(*plan.model_pla
   read_weights(plan);
   read_adapters();
   read_prompts();
+  if (!model_plan_.predictions.empty()) require_ids();
   segments_ = segments_of(plan.options, family_->layers());
 }
 
@@ -121,9 +128,15 @@ void ModelTask::read_data() {
   options.sequence = wanted;
   try {
     options.task = data_task(model_plan_, *family_);
+    if (!options.cache.empty() && options.task != data::Task::Lm && options.task != data::Task::Mlm)
+      throw ConfigError(
+          "[--token-cache] got records that are samples of their own, expected packed text (--task lm or "
+          "mlm on \"text\"). Hint: leave it out.");
     if (options.task == data::Task::Prompt)
       options.answer_tokens = std::clamp<std::int64_t>(wanted / 4, 1, options.answer_tokens);
     options.labels = family_->labels();
+    if (lora_plan_ && options.task == data::Task::Classify)
+      if (const auto names = class_names(lora_plan_->from); !names.empty()) options.labels = names;
     examples_ = std::make_unique<data::Examples>(options, tokenizer_);
   } catch (const Error&) {
     throw;
@@ -149,9 +162,8 @@ void ModelTask::read_weights(TrainPlan& plan) {
   if (lora_plan_ && !lora_plan_->merge && plan.load.weights_only && !plan.export_to.empty())
     throw ConfigError(
         "[--export] got adapters on the weights of a checkpoint (--resume with --weights-only), expected weights that "
-        "others can load. Hint: --merge-lora exports whole weights; or export the checkpoint (`zero checkpoint "
-        "export`) "
-        "and give that folder as --init-from.");
+        "others can load. Hint: --merge-lora exports whole weights; or `zero checkpoint export`, and that folder as "
+        "--init-from.");
   if (lora_plan_)
     for (const char* const part : {"*.lora_A.weight", "*.lora_B.weight"}) plan.init.partial.emplace_back(part);
   if (!plan.export_to.empty() && plan.exported.names.empty()) plan.exported.names = family_->name_map();
@@ -172,14 +184,33 @@ void ModelTask::read_prompts() {
     throw ConfigError("[--prompt] got --sample 0, expected how many tokens follow. Hint: leave --sample out.");
   const std::int64_t most = family_->sequence();
   for (const auto& text : model_plan_.prompts) {
+    const auto shown = "\"" + base::printable(text.substr(0, 40)) + (text.size() > 40 ? "...\"" : "\"");
     prompts_.push_back(examples_->prompt_of(text));
     const auto tokens = static_cast<std::int64_t>(prompts_.back().size());
-    if (tokens == 0) throw ConfigError("[--prompt] got \"" + text + "\" without a token, expected a text");
+    if (tokens == 0) throw ConfigError("[--prompt] got " + shown + " without a token, expected a text");
     if (most > 0 && tokens >= most)
-      throw ConfigError("[--prompt] got " + std::to_string(tokens) + " tokens (\"" + text.substr(0, 40) +
-                        "...\"), expected fewer than the " + std::to_string(most) + " positions of " +
-                        model_plan_.model);
+      throw ConfigError("[--prompt] got " + std::to_string(tokens) + " tokens (" + shown +
+                        "), expected fewer than the " + std::to_string(most) + " positions of " + model_plan_.model);
+    if (most > 0 && tokens + plan_.sample > most)
+      warnings_.push_back("--prompt " + shown + " leaves room for " + std::to_string(most - tokens) + " of the " +
+                          std::to_string(plan_.sample) + " tokens of --sample: the model has " + std::to_string(most) +
+                          " positions");
   }
+}
+
+// The file of answers names questions by their ids.
+void ModelTask::require_ids() const {
+  std::set<std::string> seen;
+  for (std::int64_t i = 0; i < examples_->heldout_records(); ++i)
+    if (const auto id = answer_id(i); !seen.insert(id).second)
+      throw ConfigError("[--predictions] got the id " + id + " twice in the held-out part (" +
+                        examples_->heldout_record(i).where + "), expected each once");
+}
+
+std::string ModelTask::answer_id(std::int64_t record) const {
+  const auto entry = examples_->heldout_record(record);
+  const auto* const id = entry.find("id");
+  return id != nullptr ? *id : "#" + std::to_string(record);
 }
 
 Options ModelTask::fit(const Options& options, int /*world*/) { return options; }
@@ -287,6 +318,7 @@ TaskFacts ModelTask::facts() const {
   if (models::is_hf_path(model_plan_.model) && std::find(names.begin(), names.end(), model_plan_.model) != names.end())
     facts.warnings.push_back("--model " + model_plan_.model +
                              " is the folder here, not the shape of that name. Hint: run elsewhere for the shape.");
+  for (const auto& warning : warnings_) facts.warnings.push_back(warning);
   facts.data_name = joined(model_plan_.data);
   facts.data = "data " + facts.data_name + ", task " + model_plan_.task + ": " +
                std::to_string(examples_->training_samples()) + " samples of " +

@@ -52,10 +52,13 @@ class ModelTask final : public TrainTask {
   bool by_generation() const;  // answers are generated, not chosen
   void evaluate_samples(TaskScores& mine);
   void evaluate_answers(TaskScores& mine);
+  // `seed`: of the tokens that are drawn.
   std::vector<std::vector<std::int32_t>> generate(const std::vector<std::vector<std::int32_t>>& prompts,
-                                                  std::int64_t count, const GeneratePlan& how);
+                                                  std::int64_t count, const GeneratePlan& how, std::uint64_t seed = 1);
   std::string text_of(const std::vector<std::int32_t>& tokens) const;
   void read_prompts();
+  void require_ids() const;
+  std::string answer_id(std::int64_t record) const;  // of a record without one: "#17"
   void note_answer(TaskScores& scores, std::int64_t record, const std::string& text);
   // [collective] The answers of all ranks, by rank 0.
   void write_predictions();
@@ -77,7 +80,8 @@ class ModelTask final : public TrainTask {
   std::optional<data::ExampleReader> reader_;
   std::int64_t parameters_ = 0, trained_ = 0;
   std::vector<std::vector<std::int32_t>> prompts_;  // of --prompt
-  std::map<std::int64_t, std::string> answers_;     // this rank's, by held-out record, of the last evaluation
+  std::vector<std::string> warnings_;
+  std::map<std::int64_t, std::string> answers_;  // this rank's, by held-out record, of the last evaluation
   Batch batch_;
   at::Tensor loss_;  // of the micro-batch
   TaskLosses sums_;

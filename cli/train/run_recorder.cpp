@@ -159,6 +159,8 @@ void RunRecorder::write() const {
 void RunRecorder::begin(std::int64_t first) {
   // Not the first step, which also allocates buffers that later steps reuse.
   step_ = std::min(first + 2, plan_.steps - 1);
+  // Nor one after an evaluation, which leaves parameters gathered at stage 3.
+  if (plan_.eval_every > 1 && step_ % plan_.eval_every == 0 && step_ + 1 < plan_.steps) ++step_;
   if (step_ < first || !plan_.trace.empty()) return;
   std::error_code error;
   const std::string shared = comm_.all_gather_bytes(comm_.rank() == 0 ? fs::absolute(folder_).string() : "").front();

@@ -1,13 +1,16 @@
 // Options of `zero train` and their combination with the configuration: an option overrides the file, and fills a value
 // that the file sets to "auto"; values given by neither have the defaults of the help text.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
 #include <zero/errors.h>
 
+#include "base/system.h"
 #include "cli/support/gpt_experts.h"
 #include "cli/support/gpt_mesh.h"
 #include "cli/support/gpt_segments.h"
@@ -35,7 +38,7 @@ std::vector<Setting> settings_of(const Command& c, const TrainArguments& a) {
   };
   add("--stage", "zero_optimization.stage", std::to_string(a.stage));
   // A schedule that sets its own length keeps it, independent of the length of the run.
-  if (a.steps > 0) add("--steps", "scheduler.params.total_num_steps", std::to_string(a.steps), true);
+  add("--steps", "scheduler.params.total_num_steps", std::to_string(std::max<std::int64_t>(1, a.steps)), true);
   add("--warmup-steps", "scheduler.params.warmup_num_steps", std::to_string(a.warmup_steps));
   add("--micro-batch-size", "train_micro_batch_size_per_gpu", std::to_string(a.micro_batch_size));
   add("--tensor-parallel", "tensor_parallel.autotp_size", std::to_string(a.tensor_parallel));
@@ -131,6 +134,14 @@ void plan_trace(const Command& c, const TrainArguments& a, TrainPlan& plan) {
     throw ConfigError("[--trace] got " + plan.trace + ", expected a file in a folder that exists");
 }
 
+void require_no_steps(const Command& c, const TrainArguments& a) {
+  for (const char* flag : {"--eval-every", "--save-every", "--weights-only-every", "--keep-snapshot-every"})
+    if (c.given(flag))
+      throw ConfigError(std::string("[") + flag + "] got --steps 0, expected steps. Hint: leave " + flag + " out.");
+  if (!a.checkpoint_dir.empty() && a.resume.empty())
+    throw ConfigError("[--checkpoint-dir] got --steps 0, which saves nothing, expected --resume with it");
+}
+
 }  // namespace
 
 void declare_train(Command& c, TrainArguments& a) {
@@ -210,8 +221,12 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
       throw ConfigError(std::string("[") + flag + "] got no --init-from, expected the weights to begin with");
   if (c.given("--export-names") && a.export_to.empty())
     throw ConfigError("[--export-names] got no --export, expected where the weights go");
-  // Now, and not after the last step. Ranks that start late see what others have made.
-  if (std::error_code error; !a.export_to.empty() && std::filesystem::exists(a.export_to, error))
+  if (c.given("--steps") && a.steps == 0) require_no_steps(c, a);
+  // Now, and not after the last step. Ranks that start late see what others have made; so does a restart, of an attempt
+  // that failed after its export.
+  std::error_code error;
+  const bool exported = !a.export_to.empty() && std::filesystem::exists(a.export_to, error);
+  if (exported && base::number_in_env("ZERO_RESTART_COUNT", std::numeric_limits<int>::max()) <= 0)
     throw ConfigError("[--export] " + a.export_to + " exists. Hint: remove it, or choose another name.");
   if (c.given("--weights-only") && a.resume.empty())
     throw ConfigError("[--weights-only] got no --resume, expected the checkpoint whose weights to take");
@@ -259,6 +274,7 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
   if (!a.partial.empty()) plan.init.partial.push_back(a.partial);
   plan.init.untie = a.untie;
   plan.export_to = a.export_to;
+  plan.is_exported = exported;
   plan.exported.names = a.export_names;
   if (a.export_names == "gpt2" && !plan.model_plan) plan.exported.heads = plan.model.heads;
   plan.out = a.out;

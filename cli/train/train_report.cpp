@@ -81,14 +81,12 @@ std::vector<std::pair<std::string, double>> metrics_of(const report::StepRow& ro
 }
 
 // "held-out 1.4400 nats/byte  perplexity 4.22"
-std::string heldout_text(double loss, const TaskMetrics& metrics, const std::string& unit = "") {
-  std::string text = "held-out " + format("%.4f", loss);
-  if (!unit.empty()) text += unit == kPerByte ? " nats/byte" : " " + unit;
-  for (const auto& [name, value] : metrics) text += "  " + name + " " + format("%.4g", value);
+std::string heldout_text(const TrainSummary& s) {
+  std::string text =
+      "held-out " + format("%.4f", *s.heldout) + " " + (s.loss_unit == kPerByte ? "nats/byte" : s.loss_unit);
+  for (const auto& [name, value] : s.metrics) text += "  " + name + " " + format("%.4g", value);
   return text;
 }
-
-std::string heldout_text(const TrainSummary& s) { return heldout_text(*s.heldout, s.metrics, s.loss_unit); }
 
 // Generated text may contain any byte, including terminal escape codes.
 std::string printable(const std::string& text) {
@@ -148,7 +146,7 @@ void TrainReport::open_folder(const TrainPlan& plan) {
     if (!error && ::access(dir.c_str(), W_OK) != 0) error = std::error_code(errno, std::generic_category());
     if (error) throw IoError("[--checkpoint-dir] cannot write to " + dir + ": " + error.message());
   }
-  write_file("config.json", config_json(plan).dump(2) + "\n");
+  write_file("config.json", config_json(plan).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   // A resumed run appends to the previous logs.
   const auto open = [&](std::ofstream& log, const char* name) {
     log.open(folder_ + "/" + name, plan.resume.empty() ? std::ios::trunc : std::ios::app);
@@ -178,14 +176,9 @@ void TrainReport::note(LogLevel level, const std::string& text) {
 void TrainReport::step(const report::StepRow& row, std::int64_t samples) {
   if (!active_) return;
   curve_.emplace_back(row.step, row.loss);
-  const std::string object = report::step_json(row) + "\n";
-  log_ << object << std::flush;
-  if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
-  if (json_) print_result(object);
+  write_line(report::step_json(row));
   monitor_.write(metrics_of(row), samples);
-  if (!lines_ && !json_ && row.heldout_loss)
-    note(LogLevel::Info, "step " + std::to_string(row.step) + ": " + heldout_text(*row.heldout_loss, row.metrics));
-  if (lines_ && (prints(row.step) || row.heldout_loss)) {
+  if (lines_ && prints(row.step)) {
     if (draws_ && out_.tty) progress_->finish();  // until the next update
     print_result(report::step_line(row) + "\n");
   }
@@ -195,6 +188,26 @@ void TrainReport::step(const report::StepRow& row, std::int64_t samples) {
   progress_->update(row.step, total_,
                     "loss " + format("%.4f", row.loss) + format("  %.0f tok/s", shown_tokens_per_s_) + "  mem " +
                         report::human_bytes(row.memory_bytes.value_or(0)));
+}
+
+void TrainReport::evaluated(const report::HeldoutRow& row, std::int64_t samples) {
+  if (!active_) return;
+  write_line(report::heldout_json(row));
+  std::vector<std::pair<std::string, double>> values{{monitor_tag::kEvalLoss, row.loss}};
+  for (const auto& [name, value] : row.metrics) values.emplace_back(monitor_tag::kEvalPrefix + name, value);
+  monitor_.write(values, samples);
+  if (json_ || row.step >= row.steps) return;  // finish() prints the last one
+  if (lines_)
+    print_result(report::heldout_line(row) + "\n");
+  else
+    note(LogLevel::Info, report::heldout_line(row));
+}
+
+// To log.jsonl, and to stdout with --json.
+void TrainReport::write_line(const std::string& object) {
+  log_ << object << "\n" << std::flush;
+  if (!log_) throw IoError("[--out] cannot write " + folder_ + "/log.jsonl: " + std::strerror(errno));
+  if (json_) print_result(object + "\n");
 }
 
 void TrainReport::load(const report::ExpertLoad& of_step) {

@@ -54,6 +54,8 @@ class TrainReport {
   bool prints(std::int64_t step) const { return print_every_ > 0 && (step % print_every_ == 0 || step == total_); }
   // `samples`: of all ranks so far.
   void step(const report::StepRow& row, std::int64_t samples);
+  // An evaluation between steps, or the last one.
+  void evaluated(const report::HeldoutRow& row, std::int64_t samples);
   // How many tokens chose each expert in the last step.
   void load(const report::ExpertLoad& of_step);
   // Prints tables, loss curve and sample on stdout (nothing with --json); writes sample.txt and result.json.
@@ -65,6 +67,7 @@ class TrainReport {
  private:
   void open_folder(const TrainPlan& plan);
   void write_file(const std::string& name, const std::string& text);
+  void write_line(const std::string& object);
   void write_load();
   std::string result_json(const TrainSummary& summary) const;
 

@@ -353,9 +353,10 @@ void TrainRun::end_trace() {
                                         std::to_string(plan_.trace_steps.first) + " of it. Hint: --trace-steps 1:");
 }
 
-// In the summary, which is the last evaluation's.
+// Into the summary, in place of an earlier evaluation.
 void TrainRun::evaluate() {
   if (task_.heldout_samples() == 0) return;
+  const double begin = base::steady_seconds();
   TaskScores mine = task_.evaluate();
   if (mine.weight > 0) mine.loss /= static_cast<double>(mine.weight);
   std::vector<std::int64_t> no_counts;
@@ -364,15 +365,31 @@ void TrainRun::evaluate() {
   summary_.heldout_samples = all.samples;
   summary_.metrics =
       task_.metrics({all.loss * static_cast<double>(all.weight), all.weight, all.samples, sums_of(comm_, mine.sums)});
+  evaluation_seconds_ = base::steady_seconds() - begin;
 }
 
-// Between steps, into the row of the step before it.
-void TrainRun::evaluate_after(std::int64_t step, report::StepRow& row) {
-  if (plan_.eval_every == 0 || step % plan_.eval_every != 0 || step >= plan_.steps) return;
+// After the step's line and save, which a fault here must not lose; not while a signal waits.
+void TrainRun::evaluate_between_steps() {
+  const std::int64_t step = engine_.global_step();
+  if (plan_.eval_every == 0 || step % plan_.eval_every != 0 || step >= plan_.steps || summary_.stopped_by != 0) return;
   engine_.flush();
   evaluate();
-  row.heldout_loss = summary_.heldout;
-  row.metrics = summary_.metrics;
+  report_evaluation();
+}
+
+std::int64_t TrainRun::samples_per_step() const {
+  return engine_.micro_batch_size() * engine_.accumulation_steps() * mesh_.size("dp");
+}
+
+void TrainRun::report_evaluation() {
+  if (plan_.eval_every == 0 || !summary_.heldout) return;
+  const std::int64_t step = engine_.global_step();
+  report_.evaluated({step, plan_.steps, *summary_.heldout, summary_.metrics}, step * samples_per_step());
+}
+
+double TrainRun::evaluations_left(std::int64_t step) const {
+  const auto between = plan_.eval_every > 0 ? (plan_.steps - 1) / plan_.eval_every - step / plan_.eval_every : 0;
+  return static_cast<double>(between) + 1;
 }
 
 void TrainRun::write_samples() {
@@ -389,6 +406,8 @@ void TrainRun::write_samples() {
 
 void TrainRun::export_weights() {
   if (plan_.export_to.empty()) return;
+  if (comm_.all_gather_bytes(plan_.is_exported ? "1" : "0").front() == "1")
+    return report_.note(LogLevel::Info, plan_.export_to + " was exported before the restart");
   const auto begin = now();
   const auto report = task_.export_weights(plan_.export_to, plan_.exported);
   char text[64];
@@ -399,6 +418,10 @@ void TrainRun::export_weights() {
 
 int TrainRun::run() {
   const StopSignals signals(report_.draws());
+  if (plan_.eval_every > 0 && plan_.options.settings().zero.delayed_update)
+    report_.note(LogLevel::Warning,
+                 "--eval-every completes the delayed update before each evaluation, as a save does: the steps after it "
+                 "differ from those of a run without it");
   if (!plan_.trace.empty()) engine_.start_trace(plan_.trace, plan_.trace_steps);
   resume();
   const std::int64_t first = engine_.global_step();
@@ -406,8 +429,7 @@ int TrainRun::run() {
   measured_step_ = std::min(recorder_.step() + 1, plan_.steps - 1);
   // Measuring frees idle buffers, which belong to the recorded step's peak.
   if (measured_step_ == recorder_.step()) measured_step_ = engine_.global_step();
-  const std::int64_t samples_per_step = engine_.micro_batch_size() * engine_.accumulation_steps() * mesh_.size("dp");
-  const double tokens_per_step = static_cast<double>(samples_per_step * facts_.tokens_per_sample);
+  const double tokens_per_step = static_cast<double>(samples_per_step() * facts_.tokens_per_sample);
   summary_.loss_unit = facts_.loss_unit;
   summary_.mesh = degrees_of(mesh_, plan_.options.settings().model.experts.degree());
   std::vector<double> losses;
@@ -454,14 +476,15 @@ int TrainRun::run() {
       report_.load(load);
     }
     if (result.global_step < plan_.steps)
-      row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step);
-    evaluate_after(result.global_step, row);
-    report_.step(row, result.global_step * samples_per_step);
+      row.eta_seconds = summary_.seconds / done * static_cast<double>(plan_.steps - result.global_step) +
+                        evaluation_seconds_ * evaluations_left(result.global_step);
+    report_.step(row, result.global_step * samples_per_step());
     if (recorded) recorder_.end_step();
     note_saved();
     keep_snapshot();
     if (plan_.weights_only_every > 0 && result.global_step % plan_.weights_only_every == 0) save_weights();
     if (plan_.save_every > 0 && result.global_step % plan_.save_every == 0) save();
+    evaluate_between_steps();
   }
   summary_.steps = engine_.global_step();
   summary_.skipped = engine_.skipped_steps();
@@ -480,8 +503,13 @@ int TrainRun::run() {
     // First the weights, so that a fault in the rest loses nothing.
     export_weights();
     evaluate();
+    report_evaluation();
     recorder_.take_metrics(summary_.metrics);
     write_samples();
+  } else {
+    summary_.heldout.reset();  // of an earlier step
+    summary_.metrics.clear();
+    summary_.heldout_samples = 0;
   }
   report_.finish(summary_);
   if (summary_.stopped_by == 0) return 0;

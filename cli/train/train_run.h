@@ -41,7 +41,10 @@ class TrainRun {
   void remove_old();
   void end_trace();
   void evaluate();
-  void evaluate_after(std::int64_t step, report::StepRow& row);
+  void evaluate_between_steps();
+  void report_evaluation();
+  std::int64_t samples_per_step() const;
+  double evaluations_left(std::int64_t step) const;  // after that step, with the last one
   void write_samples();
   void export_weights();
 
@@ -57,7 +60,7 @@ class TrainRun {
   std::int64_t saved_step_ = -1;
   std::string saving_;  // tag of the checkpoint that is being written; empty: none
   bool saving_weights_ = false;
-  double save_begun_ = 0;
+  double save_begun_ = 0, evaluation_seconds_ = 0;
   std::string resumed_tag_;  // stays when older ones are removed; empty: none
   RunRecorder recorder_;
   std::int64_t measured_step_ = 0;  // the step whose memory is shown

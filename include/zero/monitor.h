@@ -23,6 +23,9 @@ inline constexpr const char* kBackwardMs = "Train/Samples/elapsed_time_ms_backwa
 inline constexpr const char* kBackwardInnerMs = "Train/Samples/elapsed_time_ms_backward_inner";
 inline constexpr const char* kBackwardAllreduceMs = "Train/Samples/elapsed_time_ms_backward_allreduce";
 inline constexpr const char* kStepMs = "Train/Samples/elapsed_time_ms_step";
+// Of evaluations of the held-out part; "Eval/f1" and others are a task's metrics.
+inline constexpr const char* kEvalPrefix = "Eval/";
+inline constexpr const char* kEvalLoss = "Eval/heldout_loss";
 }  // namespace monitor_tag
 
 class ZERO_API Monitor {

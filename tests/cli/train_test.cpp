@@ -410,13 +410,17 @@ TEST(Train, AStopSignalSavesAndAsksToBeStartedAgain) {
   const Words ranks = {kZero, "run", "-n", "2", "--no-prefix"};
   for (const int signal : {SIGTERM, SIGUSR1}) {
     const std::string dir = place.folder + "/ck" + std::to_string(signal);
-    Process p(Process::Settings{ranks + train + Words{"--checkpoint-dir", dir}, {"OMP_NUM_THREADS=1"}, "", -1});
+    // An evaluation between steps is of an earlier step than the last one.
+    Process p(Process::Settings{
+        ranks + train + Words{"--checkpoint-dir", dir, "--eval-every", "2"}, {"OMP_NUM_THREADS=1"}, "", -1});
     ASSERT_TRUE(p.wait_for("step 3/", 60)) << p.err;
     p.signal(signal);
     EXPECT_EQ(p.wait(60), 75) << p.err;
     EXPECT_NE(p.err.find("--resume auto"), std::string::npos) << p.err;
     const json result = json::parse(slurp(place.folder + "/out/result.json"));
     const std::int64_t reached = result["steps"];
+    EXPECT_TRUE(result["heldout_nats_per_byte"].is_null());
+    EXPECT_NE(slurp(place.folder + "/out/log.jsonl").find("{\"step\": 2, \"heldout_loss\": "), std::string::npos);
     EXPECT_TRUE(fs::exists(dir + "/global_step" + std::to_string(reached)));
     const Outcome rest = run(
         2, Words{kConfigs + "stage3-bf16.json", "--text", place.text, "--steps", std::to_string(reached + 1), "--json",

@@ -1,9 +1,14 @@
 // Tokenised samples of every task: which tokens are inputs and which are targets, windows and answers of questions, the
 // order and the position of a reader.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -136,6 +141,26 @@ TEST_F(ExamplesTest, ThreadsMayMakeOneFileOfTokensAtOnce) {
   for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
     found += entry.path().filename().string().starts_with("tokens-");
   EXPECT_EQ(found, 1);
+}
+
+// Who makes the file holds the lock; another one waits for it, and reads.
+TEST_F(ExamplesTest, OneMakesTheFileOfTokensForAll) {
+  data::ExampleOptions o;
+  o.files = {file("a.txt", std::string(2000, 'a'))};
+  o.sequence = 10;
+  o.cache = folder_.text();
+  const int lock = ::open((folder_.path() / "tokens.lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  std::atomic<bool> done = false;
+  std::jthread other([&] {
+    EXPECT_EQ(data::Examples(o, bytes()).training(0).ids[0], 'a');
+    done = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_FALSE(done);
+  ::close(lock);
+  other.join();
+  EXPECT_TRUE(done);
 }
 
 TEST_F(ExamplesTest, OnlyTheCompletionHasALoss) {

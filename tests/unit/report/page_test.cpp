@@ -120,6 +120,59 @@ TEST(RunRecord, OfATaskWithMetrics) {
   EXPECT_EQ(html_page({sample()}).find(">f1<"), std::string::npos);
 }
 
+// A run with evaluations between steps: lines of their own in the log, of which the chart has those steps alone.
+TEST(RunRecord, OfEvaluationsBetweenSteps) {
+  const Folder folder;
+  RunRecord written = sample();
+  written.loss_unit = "nats per sample";
+  folder.write("run.json", run_json(written));
+  const std::string steps = log_of(4);
+  const auto second = steps.find("{\"step\": 3");
+  folder.write("log.jsonl", steps.substr(0, second) +
+                                R"({"step": 2, "heldout_loss": 3.5, "metrics": {"f1": 20}})"
+                                "\n" +
+                                steps.substr(second) +
+                                R"({"step": 4, "heldout_loss": 1.25})"
+                                "\n");
+  const RunRecord read = read_run(folder.path());
+  EXPECT_EQ(read.loss_unit, "nats per sample");
+  ASSERT_EQ(read.log.size(), 4u);
+  EXPECT_DOUBLE_EQ(*read.log[1].loss, 2.75) << "of the step, which the evaluation leaves as it is";
+  EXPECT_DOUBLE_EQ(*read.log[1].heldout_loss, 3.5);
+  EXPECT_FALSE(read.log[2].heldout_loss);
+  EXPECT_DOUBLE_EQ(*read.log[3].heldout_loss, 1.25);
+  const auto data = nlohmann::json::parse(chart_json({read}));
+  EXPECT_EQ(data["runs"][0]["heldout_loss"], (nlohmann::json{3.5, 1.25}));
+  EXPECT_EQ(data["runs"][0]["heldout_loss_steps"], (nlohmann::json{2, 4}));
+  EXPECT_EQ(data["loss_unit"], "nats per sample");
+  const std::string page = html_page({read});
+  EXPECT_NE(page.find("Held-out loss, nats per sample"), std::string::npos);
+  EXPECT_NE(page.find("Training loss, nats per sample"), std::string::npos);
+  EXPECT_EQ(html_page({sample()}).find("Held-out loss, nats"), std::string::npos);
+  EXPECT_EQ(loss_unit({read, sample()}), "nats");
+  // Steps done again after a restart replace evaluations of the first attempt, too.
+  folder.write("log.jsonl", steps +
+                                R"({"step": 4, "heldout_loss": 1.25})"
+                                "\n" +
+                                R"({"step": 4, "loss": 9})"
+                                "\n");
+  EXPECT_FALSE(read_run(folder.path()).log.back().heldout_loss);
+}
+
+// `zero train --steps 0`.
+TEST(HtmlPage, OfARunWithoutAStep) {
+  const Folder folder;
+  RunRecord written = sample();
+  written.recorded_step = 0;
+  written.metrics = {{"f1", 83.25}};
+  folder.write("run.json", run_json(written));
+  folder.write("log.jsonl", "");
+  folder.write("result.json", "{\"heldout_loss\": 0.75}");
+  const std::string page = html_page({read_run(folder.path())});
+  EXPECT_NE(page.find("83.2500"), std::string::npos);
+  EXPECT_NE(page.find("0.7500"), std::string::npos);
+}
+
 TEST(RunRecord, OfAMesh) {
   const Folder folder;
   const RunRecord written = on_mesh();

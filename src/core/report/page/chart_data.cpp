@@ -313,8 +313,11 @@ std::string chart_json(const std::vector<RunRecord>& runs) {
     one["lr"] = values_json(curve_of(run, &StepPoint::lr));
     one["grad_norm"] = values_json(curve_of(run, &StepPoint::grad_norm));
     one["loss_scale"] = values_json(curve_of(run, &StepPoint::loss_scale));
-    if (highest_of(run, &StepPoint::heldout_loss))
-      one["heldout_loss"] = values_json(curve_of(run, &StepPoint::heldout_loss));
+    for (const StepPoint& point : run.log) {
+      if (!point.heldout_loss) continue;
+      one["heldout_loss"].push_back(*point.heldout_loss);
+      one["heldout_loss_steps"].push_back(point.step);  // only some steps have one
+    }
     if (!run.loads.empty()) {
       one["load_max"] = values_json(curve_of(run, &StepPoint::load_max));
       one["dropped"] = values_json(curve_of(run, &StepPoint::dropped));

@@ -142,10 +142,10 @@ const sameList = (a, b) => a.length === b.length && a.every((value, i) => value 
 function sharedLines(key) {
   const lines = [];
   data.runs.forEach((run, index) => {
-    const values = run[key];
+    const values = run[key], steps = run[key + "_steps"] || run.steps;
     if (!values || values.every(v => v === null)) return;
-    const twin = lines.find(line => sameList(line.values, values) && sameList(line.steps, run.steps));
-    if (twin) twin.runs.push(index); else lines.push({steps: run.steps, values, runs: [index]});
+    const twin = lines.find(line => sameList(line.values, values) && sameList(line.steps, steps));
+    if (twin) twin.runs.push(index); else lines.push({steps, values, runs: [index]});
   });
   return lines;
 }

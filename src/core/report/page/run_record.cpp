@@ -198,6 +198,10 @@ std::vector<StepPoint> read_log(const fs::path& path) {
   std::vector<StepPoint> log;
   for_each_line(path, text, "one step", [&](const std::string& line) {
     const StepPoint point = point_of(line);
+    if (point.heldout_loss) {  // of an evaluation after the step above
+      if (!log.empty() && log.back().step == point.step) log.back().heldout_loss = point.heldout_loss;
+      return;
+    }
     while (!log.empty() && log.back().step >= point.step) log.pop_back();
     log.push_back(point);
   });

@@ -10,11 +10,14 @@
 namespace zero::report {
 namespace {
 std::string json_number(double value) { return std::isfinite(value) ? printed("%.9g", value) : "null"; }
+
+std::string place(std::int64_t step, std::int64_t steps) {
+  return "step " + std::to_string(step) + (steps > 0 ? "/" + std::to_string(steps) : "");
+}
 }  // namespace
 
 std::string step_line(const StepRow& r) {
-  std::string s = "step " + std::to_string(r.step);
-  if (r.steps > 0) s += "/" + std::to_string(r.steps);
+  std::string s = place(r.step, r.steps);
   s += " loss " + printed("%.5f", r.loss);
   if (r.grad_norm) s += " grad_norm " + printed("%.4f", *r.grad_norm);
   if (r.lr) s += " lr " + printed("%.1e", *r.lr);
@@ -36,8 +39,6 @@ std::string step_line(const StepRow& r) {
   if (r.backward_seconds) s += printed(" backward %.1fms", 1e3 * *r.backward_seconds);
   if (r.reduce_seconds) s += printed(" reduce %.1fms", 1e3 * *r.reduce_seconds);
   if (r.update_seconds) s += printed(" update %.1fms", 1e3 * *r.update_seconds);
-  if (r.heldout_loss) s += printed(" held-out %.5f", *r.heldout_loss);
-  for (const auto& [name, value] : r.metrics) s += " " + name + printed(" %.4g", value);
   if (r.eta_seconds) s += " eta " + human_duration(*r.eta_seconds);
   if (!r.memory.empty()) s += "\n  memory";
   for (const MemoryPoint& point : r.memory) {
@@ -75,10 +76,6 @@ std::string step_json(const StepRow& r) {
   add("backward_ms", r.backward_seconds, 1000);
   add("reduce_ms", r.reduce_seconds, 1000);
   add("update_ms", r.update_seconds, 1000);
-  add("heldout_loss", r.heldout_loss);
-  for (std::size_t i = 0; i < r.metrics.size(); ++i)
-    s += (i == 0 ? ", \"metrics\": {" : ", ") + base::json_quote(r.metrics[i].first) + ": " +
-         json_number(r.metrics[i].second) + (i + 1 == r.metrics.size() ? "}" : "");
   if (r.memory.empty()) return s + "}";
   s += ", \"memory\": {";
   for (std::size_t i = 0; i < r.memory.size(); ++i) {
@@ -90,6 +87,19 @@ std::string step_json(const StepRow& r) {
          ", \"host_peak_bytes\": " + std::to_string(point.host_peak) + "}";
   }
   return s + "}}";
+}
+
+std::string heldout_line(const HeldoutRow& r) {
+  std::string s = place(r.step, r.steps) + printed(" held-out %.5f", r.loss);
+  for (const auto& [name, value] : r.metrics) s += " " + name + printed(" %.4g", value);
+  return s;
+}
+
+std::string heldout_json(const HeldoutRow& r) {
+  std::string s = "{\"step\": " + std::to_string(r.step) + ", \"heldout_loss\": " + json_number(r.loss), metrics;
+  for (const auto& [name, value] : r.metrics)
+    metrics += (metrics.empty() ? "" : ", ") + base::json_quote(name) + ": " + json_number(value);
+  return s + (metrics.empty() ? "}" : ", \"metrics\": {" + metrics + "}}");
 }
 
 }  // namespace zero::report

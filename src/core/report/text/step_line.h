@@ -32,9 +32,6 @@ struct StepRow {
   // Of experts: the sum of the auxiliary losses, the dropped share of choices, the busiest expert's tokens over the
   // mean, of the layer where that is highest.
   std::optional<double> aux_loss, dropped, load_max;
-  // Of an evaluation after the step: the mean loss of the held-out part, and the task's metrics ("f1").
-  std::optional<double> heldout_loss;
-  std::vector<std::pair<std::string, double>> metrics;
   // Parts of the step; reduce: the part of backward spent waiting for reductions.
   std::optional<double> forward_seconds, backward_seconds, reduce_seconds, update_seconds;
   std::vector<MemoryPoint> memory;
@@ -46,5 +43,16 @@ std::string step_line(const StepRow& row);
 // {"step": 14, "loss": ..., "grad_norm": ..., "lr": ..., "loss_scale": ..., "step_ms": ..., ...}, one line
 // without its newline. Numbers that are not finite are null.
 std::string step_json(const StepRow& row);
+
+// An evaluation of the held-out part after a step.
+struct HeldoutRow {
+  std::int64_t step = 0, steps = 0;  // steps 0: unknown
+  double loss = 0;
+  std::vector<std::pair<std::string, double>> metrics;  // the task's: "f1"
+};
+// step 14/300 held-out 1.44005 perplexity 4.221
+std::string heldout_line(const HeldoutRow& row);
+// {"step": 14, "heldout_loss": ..., "metrics": {"perplexity": ...}}, as step_json.
+std::string heldout_json(const HeldoutRow& row);
 
 }  // namespace zero::report
