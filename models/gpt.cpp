@@ -11,8 +11,6 @@
 namespace models {
 namespace {
 
-constexpr double kInitialDeviation = 0.02;
-
 template <class Linear>
 void initialise(Linear& linear, double deviation) {
   torch::NoGradGuard no_grad;
@@ -20,14 +18,14 @@ void initialise(Linear& linear, double deviation) {
   if (linear->bias.defined()) linear->bias.zero_();
 }
 
-void initialise(torch::nn::Embedding& embedding) {
+void initialise(torch::nn::Embedding& embedding, double deviation) {
   torch::NoGradGuard no_grad;
-  embedding->weight.normal_(0, kInitialDeviation);
+  embedding->weight.normal_(0, deviation);
 }
 
 // Of projections into the residual stream.
 double residual_deviation(const GptConfig& config) {
-  return kInitialDeviation / std::sqrt(2.0 * static_cast<double>(config.layers));
+  return config.deviation / std::sqrt(2.0 * static_cast<double>(config.layers));
 }
 
 at::Tensor mlp_of(AdaptableLinear& up, AdaptableLinear& down, const at::Tensor& x) {
@@ -42,7 +40,7 @@ at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) { return !a.defined(
 GptMlpImpl::GptMlpImpl(const GptConfig& config) {
   up_ = register_module("up", AdaptableLinear(config.hidden, 4 * config.hidden));
   down_ = register_module("down", AdaptableLinear(4 * config.hidden, config.hidden));
-  initialise(up_, kInitialDeviation);
+  initialise(up_, config.deviation);
   initialise(down_, residual_deviation(config));
 }
 
@@ -62,10 +60,10 @@ GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer)
   } else {
     register_module("mlp", mlp_.ptr());
   }
-  initialise(qkv_, kInitialDeviation);
+  initialise(qkv_, config.deviation);
   initialise(projection_, residual_deviation(config));
   if (!mlp_.is_empty()) return;
-  initialise(up_, kInitialDeviation);
+  initialise(up_, config.deviation);
   initialise(down_, residual_deviation(config));
 }
 
@@ -104,15 +102,15 @@ GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
   config_.validate();
   token_ = register_module("token", torch::nn::Embedding(config_.vocabulary, config_.hidden));
   position_ = register_module("position", torch::nn::Embedding(config_.sequence, config_.hidden));
-  initialise(token_);
-  initialise(position_);
+  initialise(token_, config_.deviation);
+  initialise(position_, config_.deviation);
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) blocks_->push_back(GptBlock(config_, layer));
   norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config_.hidden})));
   if (!config_.tied_output) {
     const auto options = torch::nn::LinearOptions(config_.hidden, config_.vocabulary).bias(false);
     output_ = register_module("output", torch::nn::Linear(options));
-    initialise(output_, kInitialDeviation);
+    initialise(output_, config_.deviation);
   }
 }
 

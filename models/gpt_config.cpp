@@ -69,6 +69,7 @@ void GptConfig::validate() const {
   check(parameters_of<double>(*this) <= 0x1p56, "parameters", std::to_string(parameters_of<double>(*this)),
         "at most 2^56, so that sizes in bytes fit 64 bits");
   check(dropout >= 0 && dropout < 1, "dropout", std::to_string(dropout), "from 0 up to but without 1");
+  check(deviation > 0 && deviation < 1e30, "deviation", std::to_string(deviation), "a positive number");
 }
 
 }  // namespace models

@@ -18,6 +18,7 @@ struct GptConfig {
   std::int64_t vocabulary = 256;  // 256: bytes
   double dropout = 0;             // after embeddings, attention and each residual branch
   bool tied_output = true;        // the output layer's weight is the token embedding
+  double deviation = 0.02;        // of initial weights; of projections into the residual stream: / sqrt(2 layers)
   // Makes the second half of a layer, which reads the normalised residual stream, in place of the MLP; an empty module:
   // the layer keeps its MLP. Its forward(x, at::Tensor()), x of shape [.., hidden], returns a std::tuple of three
   // tensors: the result, of x's shape; an auxiliary loss, a scalar in fp32; and one that the model ignores. Null: MLPs.

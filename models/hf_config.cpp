@@ -17,7 +17,9 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr int kDeepest = 16;
-constexpr std::uintmax_t kLongest = 1 << 20;
+constexpr std::uintmax_t kLongestMiB = 4;
+// With their names in both directions, a configuration of so many classes is still short enough to be read again.
+constexpr std::int64_t kMostLabels = 1 << 15;
 
 // A tree without duplicate keys, of limited depth.
 Json parsed(const std::string& text, const std::string& source) {
@@ -58,6 +60,7 @@ GptConfig gpt(HfFields& f) {
   c.layers = f.integer("n_layer", 12);
   c.heads = f.integer("n_head", 12);
   c.tied_output = f.flag("tie_word_embeddings", true);
+  c.deviation = f.number("initializer_range", 0.02);
   c.dropout = f.number("resid_pdrop", 0.1);
   for (const char* key : {"embd_pdrop", "attn_pdrop"})
     if (f.number(key, 0.1) != c.dropout) f.fault(key, "the same as resid_pdrop, " + std::to_string(c.dropout));
@@ -65,7 +68,6 @@ GptConfig gpt(HfFields& f) {
   if (activation(f, "activation_function", "gelu_new") != Activation::GeluTanh)
     f.fault("activation_function", "\"gelu_new\", as the model has no other");
   if (f.number("layer_norm_epsilon", 1e-5) != 1e-5) f.fault("layer_norm_epsilon", "1e-05, as the model has no other");
-  if (f.number("initializer_range", 0.02) != 0.02) f.fault("initializer_range", "0.02, as the model has no other");
   f.only("scale_attn_weights", true);
   f.only("scale_attn_by_inverse_layer_idx", false);
   f.only("reorder_and_upcast_attn", false);
@@ -75,7 +77,7 @@ GptConfig gpt(HfFields& f) {
   return c;
 }
 
-void rope(HfFields& f, std::string& faults, LlamaConfig& c) {
+void rope(HfFields& f, std::string& faults, std::vector<std::string>& unknown, LlamaConfig& c) {
   c.rope_theta = f.number("rope_theta", 10000);
   // Version 4 has rope_scaling beside rope_theta, version 5 both in rope_parameters.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -90,24 +92,26 @@ void rope(HfFields& f, std::string& faults, LlamaConfig& c) {
     if (r.number("partial_rotary_factor", 1) != 1) r.fault("partial_rotary_factor", "1, as the model has no other");
     const char* kind = r.get("rope_type") != nullptr ? "rope_type" : "type";
     const auto type = r.text(kind, "default");
-    if (type == "default") continue;
-    RopeScaling scaling;
-    scaling.factor = r.number("factor", 0);
-    if (!(scaling.factor > 0)) r.fault("factor", "a positive number");
-    if (type == "linear") {
-      scaling.kind = RopeScaling::Kind::Linear;
-    } else if (type == "llama3") {
-      scaling.low = r.number("low_freq_factor", 1);
-      scaling.high = r.number("high_freq_factor", 4);
-      scaling.original_sequence = r.integer("original_max_position_embeddings", c.sequence);
-    } else {
-      r.fault(kind, "\"default\", \"linear\" or \"llama3\"");
+    if (type != "default") {
+      RopeScaling scaling;
+      scaling.factor = r.number("factor", 0);
+      if (!(scaling.factor > 0)) r.fault("factor", "a positive number");
+      if (type == "linear") {
+        scaling.kind = RopeScaling::Kind::Linear;
+      } else if (type == "llama3") {
+        scaling.low = r.number("low_freq_factor", 1);
+        scaling.high = r.number("high_freq_factor", 4);
+        scaling.original_sequence = r.integer("original_max_position_embeddings", c.sequence);
+      } else {
+        r.fault(kind, "\"default\", \"linear\" or \"llama3\"");
+      }
+      c.rope_scaling = scaling;
     }
-    c.rope_scaling = scaling;
+    for (auto& name : r.unknown()) unknown.push_back(std::move(name));
   }
 }
 
-LlamaConfig llama(HfFields& f, std::string& faults) {
+LlamaConfig llama(HfFields& f, std::string& faults, std::vector<std::string>& unknown) {
   LlamaConfig c;
   c.vocabulary = f.integer("vocab_size", 32000);
   c.hidden = f.integer("hidden_size", 4096);
@@ -128,7 +132,7 @@ LlamaConfig llama(HfFields& f, std::string& faults) {
   if (act != "silu" && act != "swish") f.fault("hidden_act", "\"silu\", as the model has no other");
   f.only("pretraining_tp", 1);
   f.only("sliding_window", Json());
-  rope(f, faults, c);
+  rope(f, faults, unknown, c);
   return c;
 }
 
@@ -177,7 +181,7 @@ T5Config t5(HfFields& f) {
   c.pad_token = f.integer("pad_token_id", 0);
   c.start_token = f.integer("decoder_start_token_id", c.pad_token);
   const auto ends = f.integers("eos_token_id");
-  c.eos_token = ends.empty() ? (f.get("eos_token_id") == nullptr ? 1 : -1) : ends.front();
+  c.eos_token = !ends.empty() ? ends.front() : f.has("eos_token_id") ? -1 : 1;
   auto kind = f.text("feed_forward_proj", "relu");
   c.gated = kind.starts_with("gated-");
   if (c.gated) kind = kind.substr(6);
@@ -219,6 +223,11 @@ std::vector<std::string> labels_of(HfFields& f) {
   std::vector<std::string> labels;
   const std::int64_t count = f.integer("num_labels", -1);
   const Json* names = f.get("id2label");
+  const auto many = std::max(count, static_cast<std::int64_t>(names == nullptr ? 0 : names->size()));
+  if (many > kMostLabels) {
+    f.fault(count == many ? "num_labels" : "id2label", "at most " + std::to_string(kMostLabels) + " classes");
+    return {};
+  }
   if (names != nullptr && names->is_object()) {
     for (std::size_t i = 0; i < names->size(); ++i) {
       const auto found = names->find(std::to_string(i));
@@ -230,7 +239,7 @@ std::vector<std::string> labels_of(HfFields& f) {
     }
   } else if (names != nullptr) {
     f.fault("id2label", "an object");
-  } else if (count > 0 && count <= 1'000'000) {
+  } else {
     for (std::int64_t i = 0; i < count; ++i) labels.push_back("LABEL_" + std::to_string(i));
   }
   if (count > 0 && static_cast<std::size_t>(count) != labels.size()) f.fault("num_labels", "the size of id2label");
@@ -267,7 +276,7 @@ HfConfig parse_hf_config(const std::string& text, const std::string& source) {
   if (type == "gpt2")
     result.config = gpt(fields);
   else if (type == "llama")
-    result.config = llama(fields, faults);
+    result.config = llama(fields, faults, result.unknown);
   else if (type == "bert")
     result.config = bert(fields);
   else if (type == "t5")
@@ -288,6 +297,12 @@ HfConfig parse_hf_config(const std::string& text, const std::string& source) {
   result.bos_token = fields.integer("bos_token_id", -1);
   result.eos_tokens = fields.integers("eos_token_id");
   result.pad_token = fields.integer("pad_token_id", -1);
+  // Which are not none where the file is silent.
+  if (const auto* b = std::get_if<BertConfig>(&result.config)) result.pad_token = b->pad_token;
+  if (const auto* t = std::get_if<T5Config>(&result.config)) {
+    result.pad_token = t->pad_token;
+    if (result.eos_tokens.empty() && t->eos_token >= 0) result.eos_tokens = {t->eos_token};
+  }
   result.labels = labels_of(fields);
   if (const auto count = static_cast<std::int64_t>(result.labels.size()); count > 0) {
     if (auto* b = std::get_if<BertConfig>(&result.config)) b->labels = count;
@@ -301,7 +316,7 @@ HfConfig parse_hf_config(const std::string& text, const std::string& source) {
     }
   }
   if (!faults.empty()) throw std::invalid_argument("[" + source + "] cannot be used:" + faults);
-  result.unknown = fields.unknown();
+  for (auto& key : fields.unknown()) result.unknown.push_back(std::move(key));
   return result;
 }
 
@@ -316,9 +331,9 @@ HfConfig read_hf_config(const std::string& path) {
   std::error_code code;
   const auto bytes = fs::file_size(file, code);
   if (code) throw std::invalid_argument("[" + file.string() + "] cannot be read: " + code.message());
-  if (bytes > kLongest)
+  if (bytes > kLongestMiB << 20)
     throw std::invalid_argument("[" + file.string() + "] got " + std::to_string(bytes) +
-                                " bytes, expected a configuration of at most 1 MiB");
+                                " bytes, expected a configuration of at most " + std::to_string(kLongestMiB) + " MiB");
   std::ifstream in(file, std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();

@@ -28,9 +28,10 @@ struct HfConfig {
 };
 
 // text: of config.json. source: its name, for errors. Throws std::invalid_argument that names every key at fault with
-// its value and what is supported; also for a text that is not JSON, is nested deeper than 16 or has a key twice.
+// its value and what is supported; also for a text that is not JSON, is nested deeper than 16, has a key twice or more
+// than 32,768 classes.
 HfConfig parse_hf_config(const std::string& text, const std::string& source = "config.json");
-// path: of a config.json of at most 1 MiB, or of a directory that has one. Throws also if it cannot be read.
+// path: of a config.json of at most 4 MiB, or of a directory that has one. Throws also if it cannot be read.
 HfConfig read_hf_config(const std::string& path);
 // The text of a config.json that transformers reads as the same model. dtype: of the parameters, as "float32".
 // architecture "": that of a language model, or image classifier, of this type.

@@ -1,4 +1,5 @@
 // The other direction of hf_config.cpp: config.json of a configuration; and configurations by name.
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -18,12 +19,19 @@ const char* name_of(Activation activation) {
 }
 
 Json fields_of(const GptConfig& c) {
-  return {{"vocab_size", c.vocabulary}, {"n_positions", c.sequence},
-          {"n_embd", c.hidden},         {"n_layer", c.layers},
-          {"n_head", c.heads},          {"n_inner", nullptr},
-          {"resid_pdrop", c.dropout},   {"embd_pdrop", c.dropout},
-          {"attn_pdrop", c.dropout},    {"activation_function", "gelu_new"},
-          {"layer_norm_epsilon", 1e-5}, {"tie_word_embeddings", c.tied_output}};
+  return {{"vocab_size", c.vocabulary},
+          {"n_positions", c.sequence},
+          {"n_embd", c.hidden},
+          {"n_layer", c.layers},
+          {"n_head", c.heads},
+          {"n_inner", nullptr},
+          {"resid_pdrop", c.dropout},
+          {"embd_pdrop", c.dropout},
+          {"attn_pdrop", c.dropout},
+          {"activation_function", "gelu_new"},
+          {"layer_norm_epsilon", 1e-5},
+          {"initializer_range", c.deviation},
+          {"tie_word_embeddings", c.tied_output}};
 }
 
 Json fields_of(const LlamaConfig& c) {
@@ -191,7 +199,8 @@ std::string hf_config_text(const HfConfig& config, const std::string& dtype) {
               {"model_type", model_type(config.config)},
               {"dtype", dtype}};
   all.update(std::visit([](const auto& c) { return fields_of(c); }, config.config));
-  std::int64_t pad = config.pad_token, labels = 0;
+  // Names of classes are kept also where the model has no head for them.
+  std::int64_t pad = config.pad_token, labels = static_cast<std::int64_t>(config.labels.size());
   std::vector<std::int64_t> ends = config.eos_tokens;
   if (const auto* c = std::get_if<LlamaConfig>(&config.config)) pad = c->pad_token;
   if (const auto* c = std::get_if<BertConfig>(&config.config)) pad = c->pad_token, labels = c->labels;
@@ -204,12 +213,14 @@ std::string hf_config_text(const HfConfig& config, const std::string& dtype) {
   all["eos_token_id"] = ends.empty() ? Json() : ends.size() == 1 ? Json(ends.front()) : Json(ends);
   all["pad_token_id"] = token(pad);
   if (labels > 0) {
-    Json names = Json::object(), numbers = Json::object();
+    // In the order of the numbers. To look a key up in such an object takes as long as it is large.
+    Json::object_t names, numbers;
+    std::set<std::string> known;
     for (std::int64_t i = 0; i < labels; ++i) {
       const auto at = static_cast<std::size_t>(i);
       const auto name = at < config.labels.size() ? config.labels[at] : "LABEL_" + std::to_string(i);
-      names[std::to_string(i)] = name;
-      numbers[name] = i;
+      names.emplace_back(std::to_string(i), name);
+      if (known.insert(name).second) numbers.emplace_back(name, i);
     }
     all["id2label"] = names;
     all["label2id"] = numbers;

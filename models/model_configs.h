@@ -15,6 +15,8 @@ struct RopeScaling {
   // original_sequence / high are kept, and between the two it is interpolated.
   double low = 1, high = 4;
   std::int64_t original_sequence = 8192;
+
+  bool operator==(const RopeScaling&) const = default;
 };
 
 struct LlamaConfig {
@@ -38,6 +40,7 @@ struct LlamaConfig {
   std::int64_t num_parameters() const;
   // Throws std::invalid_argument that names every field at fault.
   void validate() const;
+  bool operator==(const LlamaConfig&) const = default;
 };
 
 enum class Activation { Gelu, GeluTanh, Relu };
@@ -58,6 +61,7 @@ struct BertConfig {
   // Elements of the encoder without pooler and heads.
   std::int64_t num_parameters() const;
   void validate() const;
+  bool operator==(const BertConfig&) const = default;
 };
 
 struct T5Config {
@@ -76,6 +80,7 @@ struct T5Config {
 
   std::int64_t num_parameters() const;
   void validate() const;
+  bool operator==(const T5Config&) const = default;
 };
 
 struct VitConfig {
@@ -91,6 +96,7 @@ struct VitConfig {
   std::int64_t patches() const { return (image / patch) * (image / patch); }
   std::int64_t num_parameters() const;
   void validate() const;
+  bool operator==(const VitConfig&) const = default;
 };
 
 }  // namespace models

@@ -1,14 +1,18 @@
-// Targets of the readers of training data. See targets.h.
+// Targets of the readers of data/ and models/: training data, tokenizers, a model's config.json. See targets.h.
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <variant>
 
 #include "data/records.h"
 #include "data/tokenizers/readers.h"
 #include "fuzz/accepts.h"
 #include "fuzz/targets.h"
+#include "models/hf_config.h"
 
 namespace zero::test {
 namespace {
@@ -97,8 +101,49 @@ void spiece(std::string_view bytes) {
   (void)takes([&] { use(data::read_sentence_piece("f", bytes, config)); });
 }
 
-constexpr FuzzTarget kTargets[] = {
-    {"records", records}, {"spiece", spiece}, {"tokenizer", tokenizer}, {"vocabulary", vocabulary}};
+auto values_of(const models::GptConfig& c) {
+  return std::tie(c.layers, c.hidden, c.heads, c.sequence, c.vocabulary, c.dropout, c.tied_output, c.deviation);
+}
+
+bool same(const models::AnyConfig& read, const models::AnyConfig& again) {
+  const auto equals = [&]<class Config>(Config config) {
+    const auto* other = std::get_if<Config>(&again);
+    if (other == nullptr) return false;
+    if constexpr (std::is_same_v<Config, models::GptConfig>) {
+      return values_of(config) == values_of(*other);
+    } else {
+      // Is written also where a file leaves it to the number of heads.
+      if constexpr (std::is_same_v<Config, models::LlamaConfig>) config.head_width = config.width();
+      return config == *other;
+    }
+  };
+  return std::visit(equals, read);
+}
+
+void hf_config(std::string_view bytes) {
+  models::HfConfig read;
+  try {
+    read = models::parse_hf_config(std::string(bytes), "f");
+  } catch (const std::invalid_argument&) {
+    return;
+  }
+  const auto text = models::hf_config_text(read);
+  const auto again = models::parse_hf_config(text, "f");
+  require(same(read.config, again.config), "a configuration does not come back");
+  require(again.unknown.empty(), "a configuration is written with a key that is not read");
+  require(read.architecture.empty() || read.architecture == again.architecture,
+          "the name of a class does not come back");
+  require(read.bos_token == again.bos_token && read.eos_tokens == again.eos_tokens && read.pad_token == again.pad_token,
+          "tokens with a role do not come back");
+  require(read.labels.empty() || read.labels == again.labels, "names of classes do not come back");
+  require(models::hf_config_text(again) == text, "a configuration has two texts");
+}
+
+constexpr FuzzTarget kTargets[] = {{"hf_config", hf_config},
+                                   {"records", records},
+                                   {"spiece", spiece},
+                                   {"tokenizer", tokenizer},
+                                   {"vocabulary", vocabulary}};
 
 }  // namespace
 

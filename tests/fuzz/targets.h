@@ -17,7 +17,7 @@ std::vector<FuzzTarget> fuzz_targets();
 std::span<const FuzzTarget> interchange_fuzz_targets();
 // Those that read several files, or memory.
 std::span<const FuzzTarget> checkpoint_fuzz_targets();
-// Those of training data and tokenizers.
+// Those of training data, tokenizers and models.
 std::span<const FuzzTarget> data_fuzz_targets();
 
 }  // namespace zero::test

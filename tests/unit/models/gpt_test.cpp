@@ -47,6 +47,39 @@ TEST(GptTest, FormulaCountsWhatTheModuleHolds) {
   EXPECT_NEAR(static_cast<double>(counted(tiny)), 1e6, 1e5);
 }
 
+// GPT-2 (Radford et al., 2019, 2.3): projections into the residual stream are scaled by 1/sqrt of their number.
+TEST(GptTest, WeightsAreDrawnWithTheDeviationOfTheConfiguration) {
+  for (const double deviation : {0.02, 0.3}) {
+    torch::manual_seed(7);
+    models::GptConfig config{.layers = 3, .hidden = 96, .heads = 4, .sequence = 64, .vocabulary = 300};
+    config.tied_output = false;
+    config.deviation = deviation;
+    const models::Gpt model(config);
+    int projections = 0;
+    for (const auto& item : model->named_parameters()) {
+      const auto& name = item.key();
+      const at::Tensor values = item.value().detach().to(torch::kFloat64);
+      if (values.dim() == 1) {
+        const bool scale = name.find("norm") != std::string::npos && name.ends_with("weight");
+        EXPECT_TRUE(values.eq(scale ? 1 : 0).all().item<bool>()) << name;
+        continue;
+      }
+      const bool into = name.ends_with("projection.weight") || name.ends_with("down.weight");
+      projections += into;
+      const double expected = into ? deviation / std::sqrt(6.0) : deviation;
+      // Five standard deviations of the measured one, of at least 6144 elements.
+      const double limit = 5 / std::sqrt(2.0 * static_cast<double>(values.numel()));
+      EXPECT_NEAR(values.std().item<double>() / expected, 1, limit) << name;
+      EXPECT_NEAR(values.mean().item<double>() / expected, 0, 5 / std::sqrt(static_cast<double>(values.numel())))
+          << name;
+    }
+    EXPECT_EQ(projections, 6);
+  }
+  models::GptConfig bad = small();
+  bad.deviation = 0;
+  EXPECT_THROW(models::Gpt{bad}, std::invalid_argument);
+}
+
 TEST(GptTest, StartsAtTheEntropyOfAUniformGuess) {
   torch::manual_seed(1);
   models::Gpt model(small());

@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <stdexcept>
+
+#include "support/folder.h"
 
 namespace hf_config_test {
 namespace {
@@ -59,7 +63,7 @@ TEST(HfConfigTest, WhatIsWrittenIsReadAsTheSame) {
 TEST(HfConfigTest, KeysOfTransformers4AndTokensAreRead) {
   const auto llama = parse_hf_config(R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"],
       "num_attention_heads": 8, "hidden_size": 64, "max_position_embeddings": 4096, "rope_theta": 500000.0,
-      "rope_scaling": {"type": "llama3", "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4},
+      "rope_scaling": {"type": "llama3", "factor": 32, "low_freq_factor": 1, "high_freq_factor": 4, "beta_fast": 3},
       "eos_token_id": [5, 7], "bos_token_id": 1, "torch_dtype": "bfloat16", "some_new_key": 3})");
   const auto& config = std::get<models::LlamaConfig>(llama.config);
   EXPECT_EQ(config.kv_heads, 8);
@@ -69,13 +73,70 @@ TEST(HfConfigTest, KeysOfTransformers4AndTokensAreRead) {
   EXPECT_EQ(llama.architecture, "LlamaForCausalLM");
   EXPECT_EQ(llama.eos_tokens, (std::vector<std::int64_t>{5, 7}));
   EXPECT_EQ(llama.bos_token, 1);
-  EXPECT_EQ(llama.unknown, std::vector<std::string>{"some_new_key"});
+  EXPECT_EQ(llama.unknown, (std::vector<std::string>{"rope_scaling.beta_fast", "some_new_key"}));
   const auto bert = parse_hf_config(R"({"model_type": "bert", "id2label": {"1": "no", "0": "yes", "2": "maybe"}})");
   EXPECT_EQ(bert.labels, (std::vector<std::string>{"yes", "no", "maybe"}));
   EXPECT_EQ(std::get<models::BertConfig>(bert.config).labels, 3);
   EXPECT_EQ(std::get<models::BertConfig>(bert.config).pad_token, 0);
   const auto none = parse_hf_config(R"({"model_type": "bert", "pad_token_id": null})");
   EXPECT_EQ(std::get<models::BertConfig>(none.config).pad_token, -1);
+}
+
+TEST(HfConfigTest, TokensThatAFileDoesNotNameAreThoseOfTransformers) {
+  for (const auto& [keys, end] : {std::pair{"", 1}, {R"(, "eos_token_id": null)", -1}, {R"(, "eos_token_id": 7)", 7}}) {
+    const auto read = parse_hf_config(R"({"model_type": "t5")" + std::string(keys) + "}");
+    const auto again = parse_hf_config(models::hf_config_text(read));
+    for (const auto* config : {&read, &again}) {
+      EXPECT_EQ(std::get<models::T5Config>(config->config).eos_token, end);
+      EXPECT_EQ(config->eos_tokens, end < 0 ? std::vector<std::int64_t>() : std::vector<std::int64_t>{end});
+      EXPECT_EQ(config->pad_token, 0);
+    }
+  }
+  EXPECT_EQ(parse_hf_config(R"({"model_type": "bert"})").pad_token, 0);
+  EXPECT_EQ(parse_hf_config(R"({"model_type": "gpt2"})").pad_token, -1);
+}
+
+TEST(HfConfigTest, DeviationsOfInitialWeightsAreKept) {
+  for (const auto* type : {"gpt2", "llama", "bert", "vit"}) {
+    const std::string text = std::string(R"({"model_type": ")") + type + "\"";
+    const auto deviation = [](const models::HfConfig& config) {
+      return std::visit(
+          [](const auto& c) {
+            if constexpr (requires { c.deviation; }) return c.deviation;
+            return 0.0;
+          },
+          config.config);
+    };
+    EXPECT_EQ(deviation(parse_hf_config(text + "}")), 0.02) << type;
+    const auto other = parse_hf_config(text + R"(, "initializer_range": 0.3})");
+    EXPECT_EQ(deviation(other), 0.3) << type;
+    EXPECT_EQ(deviation(parse_hf_config(models::hf_config_text(other))), 0.3) << type;
+    for (const char* bad : {"0", "-0.02", "1e30", "\"small\""})
+      EXPECT_NE(refusal(text + R"(, "initializer_range": )" + bad + "}"), "") << type << " " << bad;
+  }
+}
+
+TEST(HfConfigTest, NamesOfClassesAreKept) {
+  // Also of a model that has no head for them, and in the order of their numbers.
+  const auto gpt = parse_hf_config(R"({"model_type": "gpt2", "id2label": {"1": "b", "0": "z", "2": "b"}})");
+  const auto text = models::hf_config_text(gpt);
+  EXPECT_EQ(parse_hf_config(text).labels, (std::vector<std::string>{"z", "b", "b"}));
+  EXPECT_LT(text.find("\"0\": \"z\""), text.find("\"1\": \"b\"")) << text;
+  // As many as may be, without a wait; and what is written is read.
+  const auto many = parse_hf_config(R"({"model_type": "bert", "num_labels": 32768})");
+  const zero::test::TempFolder folder;
+  const auto path = (folder.path() / "config.json").string();
+  std::ofstream(path) << models::hf_config_text(many);
+  EXPECT_EQ(models::read_hf_config(path).labels, many.labels);
+  EXPECT_NE(refusal(R"({"model_type": "bert", "num_labels": 32769})")
+                .find("num_labels: got 32769, expected at most 32768 classes"),
+            std::string::npos);
+  std::string names;
+  for (int i = 0; i < 32769; ++i) names += (i == 0 ? "\"" : ", \"") + std::to_string(i) + "\": \"\"";
+  EXPECT_NE(refusal(R"({"model_type": "vit", "id2label": {)" + names + "}}").find("expected at most 32768 classes"),
+            std::string::npos);
+  std::filesystem::resize_file(path, (4 << 20) + 1);
+  EXPECT_NE(error_of([&] { (void)models::read_hf_config(path); }).find("got 4194305 bytes"), std::string::npos);
 }
 
 TEST(HfConfigTest, WhatTheModelsDoNotHaveIsRefused) {
