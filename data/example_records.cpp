@@ -93,11 +93,27 @@ class PromptMaker : public RecordMaker {
   std::vector<std::string> references(const Record& record) const override { return texts_of(record, "completion"); }
 
  private:
-  // With the end of the text. The answer to a question follows "Answer:" and a space.
+  // The text right before the answer that is tokenised as one.
+  static std::string before_answer(const Record& record) {
+    if (const auto* text = record.find("prompt")) return *text;
+    return (record.find("context") != nullptr ? "\n\nQuestion: " : "Question: ") + *record.find("question") +
+           "\n\nAnswer:";
+  }
+  // With the end of the text. The answer to a question follows "Answer:" and a space. Its tokens are those of both
+  // texts as one, after the prompt's (as TRL does): by itself, a tokenizer of words would begin it with a space. Where
+  // the two texts join in one token, so that the prompt's tokens are others, the answer is tokenised by itself: a model
+  // goes on from the prompt's own tokens.
   std::vector<std::int32_t> completion(const Record& record) const {
     const auto* text = record.find("completion");
     const std::string answer = text != nullptr ? *text : record.answers.empty() ? "" : " " + record.answers[0].text;
-    auto ids = encode_at_most(answer, options_.sequence - 1);
+    const auto before = before_answer(record);
+    const auto prompt = tokenizer_.encode(before, false);
+    auto ids = tokenizer_.encode(before + answer, false);
+    if (prompt.size() <= ids.size() && std::equal(prompt.begin(), prompt.end(), ids.begin()))
+      ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(prompt.size()));
+    else
+      ids = tokenizer_.encode(answer, false);
+    ids.resize(std::min(ids.size(), static_cast<std::size_t>(options_.sequence - 1)));
     ids.push_back(end_);
     return ids;
   }
@@ -105,20 +121,18 @@ class PromptMaker : public RecordMaker {
   std::vector<std::int32_t> prompt_of(const Record& record, std::int64_t length) const {
     const auto room = static_cast<std::size_t>(std::max<std::int64_t>(0, length));
     std::vector<std::int32_t> ids = begin_;
-    if (const auto* text = record.find("prompt")) {
-      const auto own = tokenizer_.encode(*text, false);
-      const auto keep = std::min(own.size(), room - std::min(room, ids.size()));
-      ids.insert(ids.end(), own.end() - static_cast<std::ptrdiff_t>(keep), own.end());
+    const auto last = tokenizer_.encode(before_answer(record), false);
+    if (record.find("prompt") != nullptr) {
+      const auto keep = std::min(last.size(), room - std::min(room, ids.size()));
+      ids.insert(ids.end(), last.end() - static_cast<std::ptrdiff_t>(keep), last.end());
     } else {
       const auto* context = record.find("context");
-      const auto question = tokenizer_.encode(
-          (context != nullptr ? "\n\nQuestion: " : "Question: ") + *record.find("question") + "\n\nAnswer:", false);
-      const auto used = ids.size() + question.size();
+      const auto used = ids.size() + last.size();
       if (context != nullptr) {
         const auto own = encode_at_most(*context, static_cast<std::int64_t>(room - std::min(room, used)));
         ids.insert(ids.end(), own.begin(), own.end());
       }
-      ids.insert(ids.end(), question.begin(), question.end());
+      ids.insert(ids.end(), last.begin(), last.end());
       if (ids.size() > room) ids.erase(ids.begin(), ids.end() - static_cast<std::ptrdiff_t>(room));
     }
     return ids;

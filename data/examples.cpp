@@ -17,6 +17,8 @@ namespace data {
 namespace {
 
 constexpr std::uint64_t kSplitKey = 0x7a65726f;  // which records are held out depends on their number alone
+// Larger than before whenever samples of prompts are made in another way: positions of such runs are refused.
+constexpr std::uint64_t kPromptRule = 2;
 constexpr std::array<const char*, 6> kTaskNames{"lm", "prompt", "mlm", "seq2seq", "classify", "qa"};
 
 std::uint64_t hash_of(const std::vector<std::uint64_t>& values) {
@@ -154,12 +156,18 @@ Examples::Examples(const ExampleOptions& options, std::shared_ptr<const Tokenize
                    options_.heldout_files.empty() ? options_.files[0] : options_.heldout_files[0]);
   std::string names;
   for (const auto& label : maker_->labels()) names += label + '\n';
-  digest_ = hash_of(
-      {maker_->digest(), tokenizer_->digest(), static_cast<std::uint64_t>(options_.task),
-       static_cast<std::uint64_t>(options_.sequence), static_cast<std::uint64_t>(options_.target_sequence),
-       std::bit_cast<std::uint64_t>(options_.holdout), std::bit_cast<std::uint64_t>(options_.mask_rate),
-       static_cast<std::uint64_t>(options_.stride), static_cast<std::uint64_t>(options_.decoder_start.value_or(-1)),
-       XXH3_64bits(names.data(), names.size())});
+  std::vector<std::uint64_t> facts{maker_->digest(),
+                                   tokenizer_->digest(),
+                                   static_cast<std::uint64_t>(options_.task),
+                                   static_cast<std::uint64_t>(options_.sequence),
+                                   static_cast<std::uint64_t>(options_.target_sequence),
+                                   std::bit_cast<std::uint64_t>(options_.holdout),
+                                   std::bit_cast<std::uint64_t>(options_.mask_rate),
+                                   static_cast<std::uint64_t>(options_.stride),
+                                   static_cast<std::uint64_t>(options_.decoder_start.value_or(-1)),
+                                   XXH3_64bits(names.data(), names.size())};
+  if (options_.task == Task::Prompt) facts.push_back(kPromptRule);
+  digest_ = hash_of(facts);
 }
 
 Examples::~Examples() = default;

@@ -43,6 +43,27 @@ class ExamplesTest : public testing::Test {
     (void)file("vocab.txt", vocabulary);
     return data::load_tokenizer(folder_.text());
   }
+  // As Llama 2's: SentencePiece puts a space before every text, which a word of this vocabulary begins with.
+  std::shared_ptr<const data::Tokenizer> llama() {
+    std::string vocabulary = R"("<unk>": 0, "<s>": 1, "</s>": 2, "\n": 3, "▁": 4, "▁a": 5, "▁b": 6)";
+    int next = 7;
+    for (char letter = '!'; letter <= 'z'; ++letter)
+      if (letter != '"' && letter != '\\') vocabulary += std::string(", \"") + letter + "\": " + std::to_string(next++);
+    std::filesystem::create_directory(folder_.path() / "llama");
+    (void)file("llama/tokenizer_config.json", R"({"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})");
+    (void)file("llama/tokenizer.json",
+               R"({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+                   {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+                   "post_processor": {"type": "TemplateProcessing",
+                     "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                     "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}},
+                   "added_tokens": [{"id": 0, "content": "<unk>", "special": true},
+                     {"id": 1, "content": "<s>", "special": true}, {"id": 2, "content": "</s>", "special": true}],
+                   "model": {"type": "BPE", "unk_token": "<unk>", "merges": ["▁ a", "▁ b"], "vocab": {)" +
+                   vocabulary + "}}}");
+    return data::load_tokenizer((folder_.path() / "llama").string());
+  }
   std::int32_t id(const std::string& word) {
     return static_cast<std::int32_t>(std::find(kWords.begin(), kWords.end(), word) - kWords.begin());
   }
@@ -185,6 +206,39 @@ TEST_F(ExamplesTest, OnlyTheCompletionHasALoss) {
   EXPECT_EQ(sample.ids, codes("b0123456"));
   EXPECT_EQ(sample.labels[0], '0');
   EXPECT_EQ(sample.labels[7], 256);
+}
+
+TEST_F(ExamplesTest, PromptAndCompletionAreTokenisedAsOneText) {
+  const auto tokenizer = llama();
+  const auto pieces_of = [&](const std::string& record, std::int64_t sequence = 12) {
+    const data::ExampleOptions o{
+        .task = Task::Prompt, .files = {file("a.jsonl", record)}, .sequence = sequence, .holdout = 0};
+    const auto sample = data::Examples(o, tokenizer).training(0);
+    // What has a loss is in brackets.
+    std::string text;
+    for (std::size_t i = 0; i < sample.ids.size() && sample.mask[i] != 0; ++i)
+      text += (i == 0 ? "" : " ") + tokenizer->token_of(sample.ids[i]);
+    text += " [";
+    for (const auto label : sample.labels)
+      if (label != kIgnored) text += (text.ends_with("[") ? "" : " ") + tokenizer->token_of(label);
+    return text + "]";
+  };
+  EXPECT_EQ(pieces_of(R"({"prompt": "a", "completion": " b"})"), "<s> ▁a ▁b [▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"prompt": "a", "completion": "c"})"), "<s> ▁a c [c </s>]");
+  EXPECT_EQ(pieces_of(R"({"prompt": "a\n", "completion": "b a"})"), "<s> ▁a \n b ▁a [b ▁a </s>]");
+  // The end of the prompt and the beginning of the completion are one token: each is tokenised by itself.
+  EXPECT_EQ(pieces_of(R"({"prompt": "a ", "completion": "b"})"), "<s> ▁a ▁ ▁b [▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"prompt": "", "completion": "b"})"), "<s> ▁b [▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"prompt": "a", "completion": ""})"), "<s> ▁a [</s>]");
+  // A prompt of which only the end is left still decides.
+  EXPECT_EQ(pieces_of(R"({"prompt": "a a b a", "completion": " b b"})", 4), "<s> ▁a ▁b ▁b [▁b ▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"prompt": "a", "completion": " b b b b b b"})", 3), "<s> ▁b ▁b [▁b ▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"question": "a", "answers": ["b"]})", 64),
+            "<s> ▁ Q u e s t i o n : ▁a \n \n A n s w e r : ▁b [▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"context": "b", "question": "a", "answers": ["b"]})", 64),
+            "<s> ▁b ▁ \n \n Q u e s t i o n : ▁a \n \n A n s w e r : ▁b [▁b </s>]");
+  EXPECT_EQ(pieces_of(R"({"question": "a", "answers": []})", 64),
+            "<s> ▁ Q u e s t i o n : ▁a \n \n A n s w e r : [</s>]");
 }
 
 TEST_F(ExamplesTest, QuestionsArePromptsForDecoders) {
@@ -482,6 +536,11 @@ TEST_F(ExamplesTest, ReadersResumeExactlyWithAnyNumberOfRanks) {
   other.files = {file("b.jsonl", lines.substr(0, lines.size() - 4) + "y\"}\n")};
   EXPECT_NE(refused(other).find("got digest"), std::string::npos);
   EXPECT_NE(error_of([&] { resumed.restore("{}"); }).find("the saved position"), std::string::npos);
+  // Of a version that tokenised completions by themselves.
+  auto older = second.state();
+  const auto digest = std::to_string(examples.digest());
+  older.replace(older.find(digest), digest.size(), "10485724208618620325");
+  EXPECT_NE(error_of([&] { resumed.restore(older); }).find("got digest"), std::string::npos) << digest;
 }
 
 TEST_F(ExamplesTest, WhatDoesNotServeATaskIsRefused) {
