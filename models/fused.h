@@ -1,6 +1,8 @@
 // Element-wise parts of the models in one pass over memory on a CPU, in fp32 and bf16: libtorch has no kernels for
 // them, and one operator after the other takes several times as long. Elsewhere they are libtorch's operators.
-// Roundings are those of transformers' operators, one after the other. Not twice differentiable on a CPU.
+// Results are rounded where transformers' operators round, one after the other; gradients in bf16 less often. Products
+// are not contracted with sums, and sums have one order: processors with and without FMA give the same bits, except for
+// the last sum of a norm weight's gradient, which is libtorch's. Not twice differentiable on a CPU.
 #pragma once
 #include <ATen/core/Tensor.h>
 

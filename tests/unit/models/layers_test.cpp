@@ -82,6 +82,35 @@ TEST(LayersTest, FusedPassesAreTheirFormulas) {
   }
 }
 
+// Of one operator after the other, none of which multiplies and adds at once.
+TEST(LayersTest, FusedPassesContractNothing) {
+  torch::manual_seed(6);
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16}) {
+    const at::Tensor half = torch::randn({9, 16}), angles = torch::cat({half, half}, -1);
+    const at::Tensor cos = angles.cos().to(dtype), sin = angles.sin().to(dtype);
+    const auto result_and_gradient = [&](const auto& rotate) {
+      torch::manual_seed(7);
+      const at::Tensor x = torch::randn({2, 9, 3, 32}).to(dtype).requires_grad_();
+      const at::Tensor y = rotate(x.transpose(1, 2));
+      y.backward(torch::randn(y.sizes()).to(dtype));
+      return std::pair{y.detach(), x.grad()};
+    };
+    const auto ours = result_and_gradient([&](const at::Tensor& x) { return models::rotate_halves(x, cos, sin); });
+    const auto plain = result_and_gradient([&](const at::Tensor& x) {
+      return x * cos + torch::cat({-x.narrow(-1, 16, 16), x.narrow(-1, 0, 16)}, -1) * sin;
+    });
+    EXPECT_TRUE(at::equal(ours.first, plain.first)) << dtype;
+    EXPECT_TRUE(at::equal(ours.second, plain.second)) << dtype;
+  }
+  // Sixteen sums of every sixteenth product, which are then added in their order.
+  const at::Tensor x = torch::randn({500, 32}), weight = torch::randn({32});
+  const at::Tensor lanes = x.narrow(1, 0, 16).square() + x.narrow(1, 16, 16).square();
+  at::Tensor sum = torch::zeros({500});
+  for (std::int64_t lane = 0; lane < 16; ++lane) sum = sum + lanes.select(1, lane);
+  const at::Tensor scale = (sum / 32 + 1e-6f).rsqrt();  // libtorch's sqrt is not correctly rounded
+  EXPECT_TRUE(at::equal(models::rms_norm(x, weight, 1e-6), weight * (x * scale.unsqueeze(1))));
+}
+
 TEST(LayersTest, IgnoredTargetsDoNotCount) {
   torch::manual_seed(2);
   at::Tensor logits = torch::randn({300, 1000}).requires_grad_(), same = logits.detach().clone().requires_grad_();
