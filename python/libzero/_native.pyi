@@ -263,10 +263,21 @@ class Engine:
         allow_overflow: bool,
         heads: int,
         config: list[str],
+        only: list[str],
+        stem: str,
+        beside: list[tuple[str, str | bytes]],
     ) -> dict[str, Any]: ...
     def save_16bit_model(self, arg0: str, arg1: str, arg2: bool) -> dict[str, Any]: ...
     def import_weights(
-        self, path: str, names: str, key: str, prefix: str, partial: list[str], optimizer: bool, untie: list[str]
+        self,
+        path: str,
+        names: str,
+        key: str,
+        prefix: str,
+        partial: list[str],
+        optimizer: bool,
+        untie: list[str],
+        only: list[str],
     ) -> dict[str, Any]: ...
     def load_checkpoint(self, arg0: str, arg1: str, arg2: bool, arg3: list[str]) -> str: ...
     def set_user_state(self, arg0: str) -> None: ...

@@ -431,14 +431,22 @@ class Engine:
         allow_overflow: bool = False,
         heads: int = 0,
         config: Mapping[str, Any] | None = None,
+        only: str | Sequence[str] = (),
+        stem: str = "model",
+        beside: Mapping[str, str | bytes] | None = None,
     ) -> ExportReport:
         """[collective] Writes the masters, and buffers, for other libraries; each rank its own elements, no gather.
 
         format: "hf" (a folder of safetensors), "pt" (a file for torch.load(weights_only=True)) or "universal" (a
-        checkpoint for DeepSpeed, with the optimizer's states). dtype: "fp32", "bf16", "fp16". names: a name map
-        ("gpt2", "llama", "bert", "t5", "vit", or a file); prefix: put before every name. heads, config: the attention
-        heads, and fields that tensors do not tell, for config.json. ConfigError if the path exists or names do not fit,
-        IoError if writing fails. See docs/interchange.md.
+        checkpoint for DeepSpeed, with the optimizer's states). dtype: "fp32", "bf16", "fp16", or "" for the parameters'
+        own. names: a name map ("gpt2", "llama", "bert", "t5", "vit", or a file); prefix: put before every name. heads,
+        config: the attention heads, and fields that tensors do not tell, for config.json.
+
+        only: parameters and buffers, by pattern of their names in the model (* matches any text, {i} a number); empty:
+        all. Of "hf": stem is that of the files' names ("adapter_model" gives adapter_model.safetensors, the path that an
+        import of it takes), beside are names and contents of further files, such as a tokenizer's, those of rank 0; a
+        config.json among them is in place of the map's. ConfigError if the path exists or names do not fit, IoError if writing fails. See
+        docs/interchange.md.
         """
         self._native.refresh_buffers(self._original)
         return ExportReport(
@@ -453,6 +461,9 @@ class Engine:
                 allow_overflow,
                 heads,
                 [f"{key}={json.dumps(value)}" for key, value in (config or {}).items()],
+                _patterns(only),
+                stem,
+                list((beside or {}).items()),
             )
         )
 
@@ -480,17 +491,20 @@ class Engine:
         partial: str | Sequence[str] = (),
         optimizer: bool = False,
         untie: Sequence[str] = (),
+        only: str | Sequence[str] = (),
     ) -> ImportReport:
         """[collective] Reads weights of any kind of file; each rank what it stores. Nothing in a file is executed.
 
         Safetensors, files of torch.save, and checkpoints of DeepSpeed, torch.distributed and libzero. names, prefix:
         as in export_weights(). key: of a nested dictionary, such as "model". partial: as in load_checkpoint().
         optimizer: also its states. untie: of tied tensors that are stored twice and differ, the names of those to take.
+        only: patterns of the parameters and buffers that are wanted; all others keep their values, and the files must
+        not have them.
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
         found = self._native.import_weights(
-            os.fspath(path), names, key, prefix, _patterns(partial), optimizer, list(untie)
+            os.fspath(path), names, key, prefix, _patterns(partial), optimizer, list(untie), _patterns(only)
         )
         if optimizer:
             self.optimizer._pull()

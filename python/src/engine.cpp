@@ -245,14 +245,27 @@ void bind_engine(py::module_& module) {
       "export_weights",
       [](const PyEngine& self, const std::filesystem::path& path, const std::string& format, const std::string& dtype,
          const std::string& names, const std::string& prefix, std::int64_t shard_bytes, bool duplicate_tied,
-         bool allow_overflow, std::int64_t heads, const std::vector<std::string>& config) {
-        const zero::ExportOptions options{format,         dtype,          names, prefix, shard_bytes,
-                                          duplicate_tied, allow_overflow, heads, config};
+         bool allow_overflow, std::int64_t heads, const std::vector<std::string>& config,
+         const std::vector<std::string>& only, const std::string& stem,
+         const std::vector<std::pair<std::string, std::string>>& beside) {
+        const zero::ExportOptions options{.format = format,
+                                          .dtype = dtype,
+                                          .names = names,
+                                          .prefix = prefix,
+                                          .shard_bytes = shard_bytes,
+                                          .duplicate_tied = duplicate_tied,
+                                          .allow_overflow = allow_overflow,
+                                          .heads = heads,
+                                          .config = config,
+                                          .only = only,
+                                          .stem = stem,
+                                          .beside = beside};
         return report_of(self.run("libzero::export_weights",
                                   [&](zero::Engine& engine) { return engine.export_weights(path, options); }));
       },
       py::arg("path"), py::arg("format"), py::arg("dtype"), py::arg("names"), py::arg("prefix"), py::arg("shard_bytes"),
-      py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"), py::arg("config"));
+      py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"), py::arg("config"), py::arg("only"),
+      py::arg("stem"), py::arg("beside"));
   c.def("save_16bit_model", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& filename,
                                bool exclude_frozen_parameters) {
     return report_of(self.run("libzero::save_16bit_model", [&](zero::Engine& engine) {
@@ -263,8 +276,14 @@ void bind_engine(py::module_& module) {
       "import_weights",
       [](const PyEngine& self, const std::filesystem::path& path, const std::string& names, const std::string& key,
          const std::string& prefix, const std::vector<std::string>& partial, bool optimizer,
-         const std::vector<std::string>& untie) {
-        const zero::ImportOptions options{names, key, prefix, partial, optimizer, untie};
+         const std::vector<std::string>& untie, const std::vector<std::string>& only) {
+        const zero::ImportOptions options{.names = names,
+                                          .key = key,
+                                          .prefix = prefix,
+                                          .partial = partial,
+                                          .optimizer = optimizer,
+                                          .untie = untie,
+                                          .only = only};
         const auto report = self.run("libzero::import_weights",
                                      [&](zero::Engine& engine) { return engine.import_weights(path, options); });
         py::dict result;
@@ -277,7 +296,7 @@ void bind_engine(py::module_& module) {
         return result;
       },
       py::arg("path"), py::arg("names"), py::arg("key"), py::arg("prefix"), py::arg("partial"), py::arg("optimizer"),
-      py::arg("untie"));
+      py::arg("untie"), py::arg("only"));
   c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag,
                               bool weights_only, const std::vector<std::string>& partial) {
     return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) {

@@ -354,6 +354,39 @@ def test_weights_for_other_libraries(tmp_path: Path) -> None:
     libzero.run_ranks(2, rank)
 
 
+def test_some_weights_go_out_and_come_back(tmp_path: Path) -> None:
+    """A part of the model in a file of another name beside others, which safetensors reads; and nothing else is read."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    chosen, file = ["0.bias", "0.weight", "4.bias"], tmp_path / "some" / "part.safetensors"
+
+    def rank(comm: libzero.Communicator) -> None:
+        with libzero.Engine(models[comm.rank], config(3)) as engine:
+            beside = {"note.txt": "\u00e9\n", "raw.bin": b"\xff\x00"}
+            report = engine.export_weights(
+                tmp_path / "some", dtype="", only=["0.*", "4.bias"], stem="part", beside=beside
+            )
+            assert sorted(report.files) == ["note.txt", "part.safetensors", "raw.bin"] and report.tensors == 3
+            whole = engine.full_state_dict()
+        if comm.rank == 0:
+            read = safetensors.load_file(file)
+            assert sorted(read) == chosen and all(torch.equal(read[name], whole[name]) for name in read)
+            assert (tmp_path / "some" / "note.txt").read_text(encoding="utf-8") == "\u00e9\n"
+            assert (tmp_path / "some" / "raw.bin").read_bytes() == b"\xff\x00"
+        comm.barrier()
+        with libzero.Engine(network(5), config(2)) as other:
+            before = other.full_state_dict()
+            with pytest.raises(libzero.ConfigError, match="4.bias"):
+                other.import_weights(file, only="0.*")
+            found = other.import_weights(file, only=["0.*", "4.bias"])
+            assert sorted(found.taken) == chosen and found.missing == []
+            after = other.full_state_dict()
+            if comm.rank == 0:
+                assert all(torch.equal(after[name], (whole if name in chosen else before)[name]) for name in after)
+
+    models = [network(), network()]
+    libzero.run_ranks(2, rank)
+
+
 def test_weights_alone_begin_another_run(tmp_path: Path) -> None:
     def rank(comm: libzero.Communicator) -> None:
         with libzero.Engine(network(), config(3)) as engine:
