@@ -266,6 +266,7 @@ class Engine:
         only: list[str],
         stem: str,
         beside: list[tuple[str, str | bytes]],
+        change: dict[str, Callable[[int, torch.Tensor], object]],
     ) -> dict[str, Any]: ...
     def save_16bit_model(self, arg0: str, arg1: str, arg2: bool) -> dict[str, Any]: ...
     def import_weights(

@@ -434,6 +434,7 @@ class Engine:
         only: str | Sequence[str] = (),
         stem: str = "model",
         beside: Mapping[str, str | bytes] | None = None,
+        change: Mapping[str, Callable[[int, torch.Tensor], object]] | None = None,
     ) -> ExportReport:
         """[collective] Writes the masters, and buffers, for other libraries; each rank its own elements, no gather.
 
@@ -445,8 +446,12 @@ class Engine:
         only: parameters and buffers, by pattern of their names in the model (* matches any text, {i} a number); empty:
         all. Of "hf": stem is that of the files' names ("adapter_model" gives adapter_model.safetensors, the path that an
         import of it takes), beside are names and contents of further files, such as a tokenizer's, those of rank 0; a
-        config.json among them is in place of the map's. ConfigError if the path exists or names do not fit, IoError if writing fails. See
-        docs/interchange.md.
+        config.json among them is in place of the map's.
+
+        change: by parameter, the same names on every rank: a function that changes what is written, not the model.
+        values, fp32 on the CPU, are elements [begin, begin + len(values)) of the flattened master, to be written in
+        place during the call; the ranks that hold them call it, once or more often, in any order. ConfigError if the
+        path exists or names do not fit, IoError if writing fails. See docs/interchange.md.
         """
         self._native.refresh_buffers(self._original)
         return ExportReport(
@@ -464,6 +469,7 @@ class Engine:
                 _patterns(only),
                 stem,
                 list((beside or {}).items()),
+                dict(change or {}),
             )
         )
 

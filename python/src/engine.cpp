@@ -7,7 +7,9 @@
 #include <zero/engine.h>
 #include <zero/read_scope.h>
 
+#include <map>
 #include <optional>
+#include <span>
 
 #include "binding.h"
 
@@ -101,6 +103,20 @@ std::optional<at::Tensor> optional(const at::Tensor& tensor) {
 py::dict report_of(const zero::ExportReport& report) {
   return py::dict(py::arg("files") = report.files, py::arg("tensors") = report.tensors, py::arg("bytes") = report.bytes,
                   py::arg("remarks") = report.remarks);
+}
+
+using Changes = std::map<std::string, py::function>;
+
+// Calls Python. `calls` must outlive the result, whose copies count no reference: an export copies and destroys them
+// without the GIL.
+decltype(zero::ExportOptions::change) changes_of(const Changes& calls) {
+  decltype(zero::ExportOptions::change) changes;
+  for (const auto& [name, call] : calls)
+    changes[name] = [&call = call](std::int64_t begin, std::span<float> values) {
+      const py::gil_scoped_acquire gil;
+      call(begin, at::from_blob(values.data(), {static_cast<std::int64_t>(values.size())}, at::kFloat));
+    };
+  return changes;
 }
 
 py::dict summary_of(const zero::TraceSummary& s) {
@@ -247,7 +263,7 @@ void bind_engine(py::module_& module) {
          const std::string& names, const std::string& prefix, std::int64_t shard_bytes, bool duplicate_tied,
          bool allow_overflow, std::int64_t heads, const std::vector<std::string>& config,
          const std::vector<std::string>& only, const std::string& stem,
-         const std::vector<std::pair<std::string, std::string>>& beside) {
+         const std::vector<std::pair<std::string, std::string>>& beside, const Changes& change) {
         const zero::ExportOptions options{.format = format,
                                           .dtype = dtype,
                                           .names = names,
@@ -259,13 +275,14 @@ void bind_engine(py::module_& module) {
                                           .config = config,
                                           .only = only,
                                           .stem = stem,
-                                          .beside = beside};
+                                          .beside = beside,
+                                          .change = changes_of(change)};
         return report_of(self.run("libzero::export_weights",
                                   [&](zero::Engine& engine) { return engine.export_weights(path, options); }));
       },
       py::arg("path"), py::arg("format"), py::arg("dtype"), py::arg("names"), py::arg("prefix"), py::arg("shard_bytes"),
       py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"), py::arg("config"), py::arg("only"),
-      py::arg("stem"), py::arg("beside"));
+      py::arg("stem"), py::arg("beside"), py::arg("change"));
   c.def("save_16bit_model", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& filename,
                                bool exclude_frozen_parameters) {
     return report_of(self.run("libzero::save_16bit_model", [&](zero::Engine& engine) {

@@ -387,6 +387,39 @@ def test_some_weights_go_out_and_come_back(tmp_path: Path) -> None:
     libzero.run_ranks(2, rank)
 
 
+def test_an_export_changes_what_it_writes_and_not_the_model(tmp_path: Path) -> None:
+    """Low-rank factors merged into the file of a run that trains them; an error of the program is one of the export."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    factors = [torch.randn(32, 2), torch.randn(2, 8)]
+    product = (factors[0] @ factors[1]).flatten()
+
+    def merge(begin: int, values: torch.Tensor) -> None:
+        assert values.dtype == torch.float32 and values.dim() == 1
+        values += product[begin : begin + len(values)]
+
+    def fail(begin: int, values: torch.Tensor) -> None:
+        raise ValueError("no factors here")
+
+    def rank(comm: libzero.Communicator) -> None:
+        with libzero.Engine(models[comm.rank], config(3)) as engine:
+            before = engine.state_hash()
+            engine.export_weights(tmp_path / "merged", change={"0.weight": merge})
+            with pytest.raises(Exception, match="no factors here"):
+                engine.export_weights(tmp_path / "failed", change={"0.weight": fail})
+            with pytest.raises(libzero.ConfigError, match="change for 9.weight"):
+                engine.export_weights(tmp_path / "other", change={"9.weight": merge})
+            assert engine.state_hash() == before
+            whole = engine.full_state_dict()
+        if comm.rank == 0:
+            read = safetensors.load_file(tmp_path / "merged" / "model.safetensors")
+            whole["0.weight"] += product.view(32, 8)
+            assert read.keys() == whole.keys() and all(torch.equal(read[name], whole[name]) for name in whole)
+            assert sorted(each.name for each in tmp_path.iterdir()) == ["merged"]
+
+    models = [network(), network()]
+    libzero.run_ranks(2, rank)
+
+
 def test_weights_alone_begin_another_run(tmp_path: Path) -> None:
     def rank(comm: libzero.Communicator) -> None:
         with libzero.Engine(network(), config(3)) as engine:
