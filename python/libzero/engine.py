@@ -444,9 +444,9 @@ class Engine:
         config: the attention heads, and fields that tensors do not tell, for config.json.
 
         only: parameters and buffers, by pattern of their names in the model (* matches any text, {i} a number); empty:
-        all. Of "hf": stem is that of the files' names ("adapter_model" gives adapter_model.safetensors, the path that an
-        import of it takes), beside are names and contents of further files, such as a tokenizer's, those of rank 0; a
-        config.json among them is in place of the map's.
+        all. Of "hf": stem is that of the files' names ("adapter_model" gives adapter_model.safetensors, the path that
+        an import of it takes), beside are names and contents of further files, such as a tokenizer's, those of rank 0;
+        a config.json among them is in place of the map's.
 
         change: by parameter, the same names on every rank: a function that changes what is written, not the model.
         values, fp32 on the CPU, are elements [begin, begin + len(values)) of the flattened master, to be written in

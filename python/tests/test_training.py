@@ -355,7 +355,7 @@ def test_weights_for_other_libraries(tmp_path: Path) -> None:
 
 
 def test_some_weights_go_out_and_come_back(tmp_path: Path) -> None:
-    """A part of the model in a file of another name beside others, which safetensors reads; and nothing else is read."""
+    """A part of the model in a file of another name beside others, as safetensors reads it; nothing else is read."""
     safetensors = pytest.importorskip("safetensors.torch")
     chosen, file = ["0.bias", "0.weight", "4.bias"], tmp_path / "some" / "part.safetensors"
 
