@@ -349,10 +349,11 @@ std::unique_ptr<ModelFamily> ModelFamily::find(const ModelPlan& plan, const Opti
   try {
     if (named) {
       const auto names = models::hf_preset_names();
-      if (std::find(names.begin(), names.end(), plan.model) == names.end() && plan.model.find('/') != plan.model.npos)
+      if (std::find(names.begin(), names.end(), plan.model) == names.end())
         throw ConfigError("[--model] got " + plan.model +
-                          ", which is no folder here, expected one with config.json. Hint: nothing is downloaded; "
-                          "`huggingface-cli download` makes such a folder.");
+                          ", which is no folder here and no name that `zero models` lists, expected a folder with "
+                          "config.json or such a name. Hint: nothing is downloaded; `huggingface-cli download` makes "
+                          "such a folder.");
       hf = models::hf_preset(plan.model);
       for (const char* const key : {"size", "vocabulary", "tied"})
         refuse_setting(std::string("libzero.model.") + key,

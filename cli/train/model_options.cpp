@@ -101,7 +101,7 @@ std::vector<Setting> model_settings(const Command& c, const ModelArguments& a) {
   return {{"libzero.model.seq_length", std::to_string(a.seq_length), "CLI --seq-length", false}};
 }
 
-std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, bool exports) {
+std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, std::int64_t steps, bool exports) {
   for (const auto& [flag, text] : {std::pair{"--model", &a.model},
                                    {"--tokenizer", &a.tokenizer},
                                    {"--token-cache", &a.token_cache},
@@ -124,7 +124,10 @@ std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, b
     throw ConfigError("[--text] got --model, too, expected one of them. Hint: --data FILE, with --task lm.");
   if (a.task.empty())
     throw ConfigError("[--model] got no --task, expected what the model learns: lm, mlm, seq2seq, classify or qa");
-  if (a.data.empty()) throw ConfigError("[--model] got no --data, expected a file of records or text");
+  const bool evaluates = c.given("--steps") && steps == 0 && !a.eval_data.empty();
+  if (a.data.empty() && !evaluates)
+    throw ConfigError(
+        "[--data] got none, expected a file of records or text. Hint: with --steps 0 --eval-data FILE is enough.");
   if (a.merge_lora && a.lora.empty() && a.lora_from.empty())
     throw ConfigError("[--merge-lora] got neither --lora nor --lora-from, expected adapters to merge");
   if (!a.predictions.empty()) check_predictions(a);
@@ -137,7 +140,7 @@ std::optional<ModelPlan> plan_model(const Command& c, const ModelArguments& a, b
   plan.task = a.task;
   plan.tokenizer = a.tokenizer;
   if (!a.format.empty()) plan.format = a.format;
-  plan.data = a.data;
+  plan.data = a.data.empty() ? a.eval_data : a.data;
   plan.eval_data = a.eval_data;
   plan.seq_length = a.seq_length;
   plan.prompts = a.prompts;

@@ -52,8 +52,9 @@ struct ModelPlan {
 void declare_model(Command& command, ModelArguments& arguments);
 // The settings that options for models stand for.
 std::vector<Setting> model_settings(const Command& command, const ModelArguments& arguments);
-// Nothing without --model. Throws ConfigError. `exports`: whether --export is given.
-std::optional<ModelPlan> plan_model(const Command& command, const ModelArguments& arguments, bool exports);
+// Nothing without --model. Throws ConfigError. `steps`: --steps; `exports`: whether --export is given.
+std::optional<ModelPlan> plan_model(const Command& command, const ModelArguments& arguments, std::int64_t steps,
+                                    bool exports);
 // Of a run with --model and no CONFIG.json.
 const char* default_model_configuration();
 

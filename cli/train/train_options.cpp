@@ -238,8 +238,11 @@ TrainPlan plan_train(const Command& c, const TrainArguments& a) {
     throw ConfigError("[--keep-every] got no --keep, expected it: without it all checkpoints stay");
 
   TrainPlan plan;
-  plan.model_plan = plan_model(c, a.model, !a.export_to.empty());
+  plan.model_plan = plan_model(c, a.model, a.steps, !a.export_to.empty());
   plan.config = config_file(a);
+  if (plan.config.empty() && c.given("--warmup-steps"))
+    throw ConfigError(
+        "[--warmup-steps] got no CONFIG.json, expected one with a scheduler: without it the rate is constant");
   plan.options = plan.config.empty()
                      ? Options::from_json(default_model_configuration(), kDefaultConfiguration, settings_of(c, a))
                      : Options::from_file(plan.config, settings_of(c, a));

@@ -162,8 +162,11 @@ void TrainRun::take_initial_weights() {
 void TrainRun::import_weights() {
   const auto report = engine_.import_weights(plan_.init_from, plan_.init);
   task_.took(report);
+  constexpr std::size_t kNamed = 6;
   std::string missing;
-  for (const auto& name : report.missing) missing += (missing.empty() ? "; not in it: " : ", ") + name;
+  for (std::size_t i = 0; i < std::min(kNamed, report.missing.size()); ++i)
+    missing += (i == 0 ? "; not in it: " : ", ") + report.missing[i];
+  if (report.missing.size() > kNamed) missing += " and " + std::to_string(report.missing.size() - kNamed) + " more";
   report_.note(LogLevel::Info,
                "began with " + std::to_string(report.taken.size()) + " tensors of " + plan_.init_from + missing);
 }
