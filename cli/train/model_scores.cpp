@@ -60,7 +60,8 @@ void ModelTask::note_answer(TaskScores& scores, std::int64_t record, const std::
   scores.sums[1] += data::answer_f1(text, references);
   scores.sums[2] += 1;
   // A generated answer begins with the blank after "Answer:".
-  if (!model_plan_.predictions.empty()) answers_[record] = text.substr(std::min(text.find_first_not_of(' '), text.size()));
+  if (!model_plan_.predictions.empty())
+    answers_[record] = text.substr(std::min(text.find_first_not_of(' '), text.size()));
 }
 
 TaskScores ModelTask::evaluate() {

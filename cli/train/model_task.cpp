@@ -102,9 +102,8 @@ void ModelTask::read_tokenizer() {
   const auto& special = tokenizer_->special();
   if (!tokenizer_folder_.empty() && !ends.empty() && (special.end || special.separator))
     if (const auto end = data::end_token(*tokenizer_); std::find(ends.begin(), ends.end(), end) == ends.end())
-      warnings_.push_back("texts end with the tokenizer's token " + std::to_string(end) + ", but " +
-                          model_plan_.model + "/config.json has eos_token_id " + std::to_string(ends.front()) +
-                          ", which exports keep");
+      warnings_.push_back("texts end with the tokenizer's token " + std::to_string(end) + ", but " + model_plan_.model +
+                          "/config.json has eos_token_id " + std::to_string(ends.front()) + ", which exports keep");
   family_->set_tokenizer(*tokenizer_);
   if (family_->vocabulary() < tokenizer_->vocabulary())
     throw ConfigError("[--tokenizer] got " + std::to_string(tokenizer_->vocabulary()) + " tokens (" +
@@ -167,7 +166,8 @@ void ModelTask::read_weights(TrainPlan& plan) {
                       ", expected weights that others have, too. Hint: --merge-lora exports whole weights; or "
                       "--init-from SRC, or a folder with weights, to begin with.");
   if (plan.init_from.empty() && plan.resume.empty() && fs::is_directory(model_plan_.model, error))
-    warnings_.push_back(model_plan_.model + " has no weights (" + joined({std::begin(kWeightFiles), std::end(kWeightFiles)}) +
+    warnings_.push_back(model_plan_.model + " has no weights (" +
+                        joined({std::begin(kWeightFiles), std::end(kWeightFiles)}) +
                         "): the run begins with random ones");
   if (lora_plan_ && !lora_plan_->merge && plan.load.weights_only && !plan.export_to.empty())
     throw ConfigError(

@@ -326,6 +326,26 @@ TEST(TrainModel, EvaluatesAndWritesWithoutAStep) {
   for (const auto& [name, tensor] : first) EXPECT_EQ(second.at(name).floats(), tensor.floats()) << name;
 }
 
+// Held-out records alone, and what is said of a folder without weights and of a tokenizer that ends texts otherwise.
+TEST(TrainModel, EvaluatesWhatItIsGiven) {
+  const auto folder = make_folder();
+  ASSERT_EQ(train(folder, 1, llama() + Words{"--export", "trained"}, 1).code, 0);
+  const Words model = {"--model", "trained", "--task", "lm", "--eval-data", "text.txt", "--seq-length", "32"};
+  const auto whole = train(folder, 1, model + Words{"--tokenizer", "bytes"}, 0);
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  // 60 lines of 2 * (4 or 3 + 15) + 1 bytes or so, each with its end, in samples of 32.
+  std::ifstream text(folder + "/text.txt", std::ios::ate);
+  EXPECT_EQ(whole.result["heldout_samples"], (static_cast<std::int64_t>(text.tellg()) - 1) / 32);
+  EXPECT_EQ(whole.err.find("has no weights"), std::string::npos) << whole.err;
+  std::filesystem::remove(folder + "/trained/model.safetensors");
+  const auto other = train(folder, 1, model + Words{"--tokenizer", "words"}, 0);
+  ASSERT_EQ(other.code, 0) << other.err;
+  EXPECT_NE(other.err.find("warning: trained has no weights (model.safetensors"), std::string::npos) << other.err;
+  EXPECT_NE(other.err.find("end with the tokenizer's token 3, but trained/config.json has eos_token_id 256"),
+            std::string::npos)
+      << other.err;
+}
+
 // The file of answers has every held-out question once, and what it says is what exact match counts: towns are one
 // word, in lower case.
 TEST(TrainModel, WritesItsAnswers) {
@@ -400,14 +420,14 @@ TEST(TrainModel, SaysWhatItCannotDo) {
   const std::vector<Case> cases = {
       {{"--task", "lm"}, "[--task] got no --model"},
       {{"--model", "llama-110m", "--data", "text.txt"}, "got no --task"},
-      {{"--model", "llama-110m", "--task", "lm"}, "got no --data"},
+      {{"--model", "llama-110m", "--task", "lm"}, "[--data] got none"},
       {llama() + Words{"--text", "text.txt"}, "[--text] got --model, too"},
       {{"--model", "llama-110m", "--task", "mlm", "--data", "text.txt"},
        "expected lm, qa. Hint: mlm is a task of bert"},
       {{"--model", "bert-base", "--task", "lm", "--data", "text.txt"}, "expected mlm, classify, qa"},
       {{"--model", "t5-small", "--task", "classify", "--data", "labels.jsonl"}, "expected seq2seq, qa"},
       {{"--model", "vit-base", "--task", "classify", "--data", "labels.jsonl"}, "for a model of the type vit"},
-      {{"--model", "nobody", "--task", "lm", "--data", "text.txt"}, "nobody"},
+      {{"--model", "nobody", "--task", "lm", "--data", "text.txt"}, "got nobody, which is no folder here"},
       {{"--model", "meta/llama", "--task", "lm", "--data", "text.txt"}, "nothing is downloaded"},
       {{"--model", "other", "--task", "lm", "--data", "text.txt"}, "mamba"},
       {bert("qa", "text.txt"), "text.txt"},
@@ -462,6 +482,11 @@ TEST(TrainModel, SaysWhatItCannotDo) {
     EXPECT_EQ(run.code, code) << message << "\n" << run.err;
     EXPECT_NE(run.err.find(message), std::string::npos) << message << "\n" << run.err;
   }
+  // Without a configuration, whose scheduler would warm up.
+  Process process(Process::Settings{
+      Words{ZERO_BINARY_DIR "/bin/zero", "train", "--warmup-steps", "2"} + llama(), {"OMP_NUM_THREADS=1"}, folder, -1});
+  EXPECT_EQ(process.wait(60), 2);
+  EXPECT_NE(process.err.find("[--warmup-steps] got no CONFIG.json"), std::string::npos) << process.err;
 }
 
 }  // namespace
