@@ -246,6 +246,103 @@ TEST(TrainModel, EveryTaskHasItsMetric) {
   }
 }
 
+// Five questions that a small model learns by heart. The file for evaluation has another answer to the second one, and
+// of the fourth's the last word alone, so that the scores are known.
+void write_known(const std::string& folder) {
+  const Words names = {"anna", "ben", "dorothea", "frederic", "gus"};
+  const Words towns = {"oslo", "rome", "lima", "new york", "quito"}, others = {"oslo", "lima", "lima", "york", "quito"};
+  write(folder + "/words/vocab.txt",
+        "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n.\n?\nwhere\ndoes\nlive\nlives\nin\nanna\nben\ndorothea\nfrederic\ngus\n"
+        "oslo\nrome\nlima\nnew\nyork\nquito\n");
+  std::string questions, asked, labels, labelled;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::size_t k = (i + 1) % names.size();
+    const std::string end = i == 2 ? " . . . . . . . . . . . . . . . . . . . ." : ".";  // the fourth is padded
+    const auto record = [&](const std::string& answer) {
+      return json{{"context", names[i] + " lives in " + towns[i] + ". " + names[k] + " lives in " + towns[k] + end},
+                  {"question", "where does " + names[i] + " live?"},
+                  {"answers", json::array({answer})}}
+                 .dump() +
+             "\n";
+    };
+    questions += record(towns[i]);
+    asked += record(others[i]);
+    const auto labelled_as = [&](bool yes) {
+      return json{{"text", names[i] + " lives in " + towns[i] + "."}, {"label", yes ? "yes" : "no"}}.dump() + "\n";
+    };
+    labels += labelled_as(i % 2 == 0);
+    labelled += labelled_as(i % 2 == 0 || i == 1);
+  }
+  write(folder + "/questions.jsonl", questions);
+  write(folder + "/asked.jsonl", asked);
+  write(folder + "/labels.jsonl", labels);
+  write(folder + "/labelled.jsonl", labelled);
+}
+
+// Two ranks with micro-batches of 2: in the second round, one rank has one sample and the other none. Then one rank
+// with all five in one micro-batch.
+TEST(TrainModel, ScoresAreThoseOfKnownAnswers) {
+  const auto folder = make_folder();
+  write_known(folder);
+  const json f1{{"exact_match", 100 * 3 / 5.0}, {"f1", 100 * (3 + 2 / 3.0) / 5}};
+  const Words small = {"--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=32",
+                       "--set", "libzero.model.heads=4"};
+  struct Case {
+    std::string model, length, rate;
+    int steps;
+    Words words, more;
+    json metrics;
+  };
+  const Words asked = {"--task", "qa", "--data", "questions.jsonl", "--eval-data", "asked.jsonl"};
+  const Words words = {"--tokenizer", "words", "--set", "libzero.model.dropout=0"};
+  const Words bytes = {"--tokenizer", "bytes", "--set", "libzero.model.dropout=0"};
+  const std::vector<Case> cases = {
+      {"bert-base", "32", "0.01", 150,
+       Words{"--task", "classify", "--data", "labels.jsonl", "--eval-data", "labelled.jsonl"}, words,
+       json{{"accuracy", 4 / 5.0}}},
+      {"bert-base", "64", "0.01", 150, asked, words, f1},
+      {"llama-110m", "192", "0.01", 150, asked, bytes, f1},
+      {"t5-small", "160", "0.003", 250, asked, bytes, f1}};
+  for (const auto& [model, length, rate, steps, data, more, metrics] : cases) {
+    for (const char* const name : {"/out", "/learned"}) std::filesystem::remove_all(folder + name);
+    const Words one = {"--set", "gradient_accumulation_steps=1"};
+    const auto run = train(folder, 2,
+                           Words{"--model", model, "--seq-length", length} + data + more + small + one +
+                               Words{"--lr", rate, "--export", "learned"},
+                           steps);
+    ASSERT_EQ(run.code, 0) << model << "\n" << run.err;
+    EXPECT_EQ(run.result["heldout_samples"], 5);
+    for (const auto& [name, value] : metrics.items())
+      EXPECT_NEAR(run.result["metrics"][name].get<double>(), value.get<double>(), 1e-6) << model << " " << name;
+    const auto again = train(
+        folder, 1,
+        Words{"--model", "learned", "--seq-length", length, "--lr", "0", "--set", "train_micro_batch_size_per_gpu=8"} +
+            data + more + one,
+        1);
+    ASSERT_EQ(again.code, 0) << model << "\n" << again.err;
+    const double loss = run.result["heldout_loss"];
+    // BERT chooses an answer's tokens among padding, too, as in transformers: their loss is that of a micro-batch.
+    if (model != "bert-base" || data[1] != "qa")
+      EXPECT_NEAR(again.result["heldout_loss"].get<double>(), loss, 1e-5 * loss) << model;
+    EXPECT_EQ(again.result["metrics"], run.result["metrics"]) << model;
+  }
+  // What a model says that has hardly learned changes with all that it reads; alone, a question has no padding.
+  for (const std::size_t i : {2U, 3U}) {
+    const auto& known = cases[i];
+    for (const char* const name : {"/out", "/learned"}) std::filesystem::remove_all(folder + name);
+    const auto options = known.words + known.more + Words{"--seq-length", known.length, "--predictions"};
+    const auto run = train(folder, 2,
+                           Words{"--model", known.model} + options + Words{"padded.json", "--lr", "0.01"} + small +
+                               Words{"--export", "learned"},
+                           20);
+    ASSERT_EQ(run.code, 0) << run.err;
+    const Words one = {"alone.json", "--set", "train_micro_batch_size_per_gpu=1"};
+    const auto alone = train(folder, 1, Words{"--model", "learned"} + options + one, 0);
+    ASSERT_EQ(alone.code, 0) << alone.err;
+    EXPECT_EQ(json::parse(std::ifstream(folder + "/padded.json")), json::parse(std::ifstream(folder + "/alone.json")));
+  }
+}
+
 // Two prompts of 18 and 17 bytes with their completions, in samples of at most 32 tokens.
 TEST(TrainModel, PaddingThatIsNotComputedIsNotCounted) {
   const auto folder = make_folder();

@@ -1,12 +1,9 @@
-// A tokenizer on the command line, for the comparison with other libraries (tokenizers_test.py):
+// A tokenizer on the command line, for the comparison with other libraries (tokenizers_test.py, test_finetuning.py):
 //   tokenizer_program encode FOLDER      each line of standard input, JSON: a text, a pair of texts or ids to decode;
 //                                        answers with a line of JSON each
-//   tokenizer_program prompts FOLDER FILE LENGTH   the samples of a file's prompts and completions, in the file's
-//   order: a line
-//                                        of JSON each with the tokens of the prompt and those that have a loss
 //   tokenizer_program score -            each line: a prediction and a reference; answers with exact match and F1
 //   tokenizer_program speed FOLDER FILE  encodes the lines of a file; prints bytes and seconds of CPU time
-#include <algorithm>
+//   tokenizer_program samples FOLDER FILE TASK SEQUENCE  the held-out samples of a file, a line of JSON each
 #include <ctime>
 #include <fstream>
 #include <iostream>
@@ -41,17 +38,16 @@ Json answer(const data::Tokenizer& tokenizer, const Json& asked) {
   return tokenizer.decode(asked.at("ids").get<std::vector<std::int32_t>>(), asked.at("skip").get<bool>());
 }
 
-void print_prompts(std::shared_ptr<const data::Tokenizer> tokenizer, const std::string& file, std::int64_t sequence) {
-  const data::Examples examples(
-      {.task = data::Task::Prompt, .files = {file}, .heldout_files = {file}, .sequence = sequence},
-      std::move(tokenizer));
+void print_samples(const std::shared_ptr<const data::Tokenizer>& tokenizer, const std::string& file, const char* task,
+                   const char* sequence) {
+  data::ExampleOptions options;
+  options.task = data::task_of(task);
+  options.files = options.heldout_files = {file};
+  options.sequence = std::stoll(sequence);
+  const data::Examples examples(options, tokenizer);
   for (std::int64_t i = 0; i < examples.heldout_samples(); ++i) {
     const auto sample = examples.heldout(i);
-    const auto& labels = sample.labels;
-    const auto first = std::find_if(labels.begin(), labels.end(), [](auto label) { return label != data::kIgnored; });
-    const std::vector<std::int32_t> learned(first, std::find(first, labels.end(), data::kIgnored));
-    const std::vector<std::int32_t> prompt(sample.ids.begin(), sample.ids.begin() + (first - labels.begin()) + 1);
-    std::cout << Json{{"prompt", prompt}, {"learned", learned}} << '\n';
+    std::cout << Json{{"ids", sample.ids}, {"labels", sample.labels}}.dump() << '\n';
   }
 }
 
@@ -74,8 +70,8 @@ int main(int argc, char** argv) {
       return 0;
     }
     const std::shared_ptr<const data::Tokenizer> tokenizer = data::load_tokenizer(argv[2]);
-    if (std::string(argv[1]) == "prompts") {
-      print_prompts(tokenizer, argv[3], std::stoll(argv[4]));
+    if (std::string(argv[1]) == "samples" && argc == 6) {
+      print_samples(tokenizer, argv[3], argv[4], argv[5]);
     } else if (std::string(argv[1]) == "encode") {
       for (std::string line; std::getline(std::cin, line);)
         std::cout << answer(*tokenizer, Json::parse(line)).dump() << '\n';

@@ -474,7 +474,7 @@ def test_a_completion_has_the_tokens_that_it_has_after_its_prompt(text: Any, tmp
         "spiece": (model.encode, [3], 1),
     }
     for name, (encode, begin, end) in references.items():
-        command = [PROGRAM, "prompts", tmp_path / name, tmp_path / "records.jsonl", "512"]
+        command = [PROGRAM, "samples", tmp_path / name, tmp_path / "records.jsonl", "prompt", "512"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         together, apart = 0, 0
@@ -483,7 +483,11 @@ def test_a_completion_has_the_tokens_that_it_has_after_its_prompt(text: Any, tmp
             starts = both[: len(prompt)] == prompt
             completion = both[len(prompt) :] if starts else encode(record["completion"])
             together, apart = together + starts, apart + (starts and completion != encode(record["completion"]))
-            assert json.loads(answer) == {"prompt": begin + prompt, "learned": [*completion, end]}, record
+            sample = json.loads(answer)
+            learned = [label for label in sample["labels"] if label != -100]
+            assert learned == [*completion, end], record
+            first = sample["labels"].index(learned[0])
+            assert sample["ids"][: first + 1] == begin + prompt, record
         print(f"{name}: {together} of {len(records)} as one text, {apart} of these unlike the completion by itself")
         assert together > len(records) // 3
         # What the rule is for: without it a completion would begin with one more space.

@@ -1,10 +1,15 @@
 // Parts of the models for Hugging Face's weights, without transformers: the fused passes against libtorch's operators
-// in fp64, ignored targets, segments, masks, and tokens that arrive in pieces.
+// in fp64, ignored targets, segments, masks, tokens that arrive in pieces, and how often tokens are drawn.
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "models/bert.h"
 #include "models/cross_entropy.h"
 #include "models/fused.h"
+#include "models/generation.h"
 #include "models/llama.h"
 #include "models/t5.h"
 
@@ -201,6 +206,62 @@ TEST(LayersTest, GenerationLeavesTheModeOfEveryModule) {
     const auto before = modes();
     (void)model->generate(torch::zeros({1, 2}, torch::kLong), 2, {});
     EXPECT_EQ(modes(), before);
+  }
+}
+
+// Of the top_k most likely tokens, the fewest that have at least top_p of their probability.
+std::vector<double> probabilities(const std::vector<double>& logits, const models::Sampling& sampling) {
+  std::vector<std::size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return logits[a] > logits[b]; });
+  if (sampling.top_k > 0) order.resize(static_cast<std::size_t>(sampling.top_k));
+  double all = 0, kept = 0;
+  for (const auto token : order) all += std::exp(logits[token] / sampling.temperature);
+  std::vector<double> likely(logits.size(), 0);
+  for (const auto token : order) {
+    if (kept >= sampling.top_p * all) break;
+    likely[token] = std::exp(logits[token] / sampling.temperature);
+    kept += likely[token];
+  }
+  for (double& value : likely) value /= kept;
+  return likely;
+}
+
+// Pearson's chi-square test with 1 % of one percent, its quantile by Wilson and Hilferty's formula.
+TEST(LayersTest, TokensAreDrawnAsOftenAsTheyAreLikely) {
+  const std::vector<double> logits = {0.3, -1.2, 1.9, 0.8, -0.1, 2.4, 1.1, -0.7, 0.6, 1.5, -2.0, 0.0};
+  const at::Tensor row = torch::tensor(logits).to(torch::kFloat32).unsqueeze(0);
+  torch::nn::Module model;
+  const std::int64_t rows = 4000, steps = 10;
+  for (const models::Sampling& sampling : {models::Sampling{},
+                                           {.temperature = 0.6},
+                                           {.temperature = 1.7},
+                                           {.top_k = 5},
+                                           {.temperature = 0.8, .top_p = 0.7},
+                                           {.top_p = 0.35},
+                                           {.temperature = 1.3, .top_k = 8, .top_p = 0.8},
+                                           {.temperature = 0.5, .top_k = 3}}) {
+    const at::Tensor drawn = models::generate_by(
+        model,
+        [&](const at::Tensor& newest) {
+          return row.expand({newest.size(0), row.size(1)});
+        },
+        torch::zeros({rows, 1}, torch::kLong), steps, sampling);
+    const at::Tensor counts = torch::bincount(drawn.narrow(1, 1, steps).flatten(), {}, row.size(1));
+    const auto likely = probabilities(logits, sampling);
+    double square = 0, kinds = 0;
+    for (std::size_t i = 0; i < likely.size(); ++i) {
+      const double count = counts[static_cast<std::int64_t>(i)].item<double>(), wanted = likely[i] * rows * steps;
+      if (likely[i] == 0) {
+        EXPECT_EQ(count, 0) << i << " with top_k " << sampling.top_k << ", top_p " << sampling.top_p;
+        continue;
+      }
+      square += (count - wanted) * (count - wanted) / wanted;
+      ++kinds;
+    }
+    const double freedom = kinds - 1, part = 2 / (9 * freedom);
+    EXPECT_LT(square, freedom * std::pow(1 - part + 3.719 * std::sqrt(part), 3))
+        << "temperature " << sampling.temperature << ", top_k " << sampling.top_k << ", top_p " << sampling.top_p;
   }
 }
 
