@@ -112,8 +112,9 @@ Words operator+(Words a, const Words& b) {
   return a;
 }
 
-const Words kTiny = {"--set", "libzero.model.layers=2", "--set",        "libzero.model.hidden=32",
-                     "--set", "libzero.model.heads=4",  "--seq-length", "32"};
+const Words kSmall = {"--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=32",
+                      "--set", "libzero.model.heads=4"};
+const Words kTiny = kSmall + Words{"--seq-length", "32"};
 
 // Stages 0 and 1 add micro-batches in another order than 2 and 3 (docs/numerics.md).
 const Words kOneMicroBatch = {"--set", "gradient_accumulation_steps=1"};
@@ -247,26 +248,29 @@ TEST(TrainModel, EveryTaskHasItsMetric) {
 }
 
 // Five questions that a small model learns by heart. The file for evaluation has another answer to the second one, and
-// of the fourth's the last word alone, so that the scores are known.
+// of the fourth's the last word alone, so that the scores are known. Another has each question four times, with longer
+// contexts in turn.
 void write_known(const std::string& folder) {
   const Words names = {"anna", "ben", "dorothea", "frederic", "gus"};
   const Words towns = {"oslo", "rome", "lima", "new york", "quito"}, others = {"oslo", "lima", "lima", "york", "quito"};
   write(folder + "/words/vocab.txt",
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n.\n?\nwhere\ndoes\nlive\nlives\nin\nanna\nben\ndorothea\nfrederic\ngus\n"
         "oslo\nrome\nlima\nnew\nyork\nquito\n");
-  std::string questions, asked, labels, labelled;
+  std::string questions, asked, uneven, labels, labelled;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const std::size_t k = (i + 1) % names.size();
-    const std::string end = i == 2 ? " . . . . . . . . . . . . . . . . . . . ." : ".";  // the fourth is padded
-    const auto record = [&](const std::string& answer) {
-      return json{{"context", names[i] + " lives in " + towns[i] + ". " + names[k] + " lives in " + towns[k] + end},
+    const auto record = [&](const std::string& answer, int points) {
+      std::string context = names[i] + " lives in " + towns[i] + ". " + names[k] + " lives in " + towns[k] + ".";
+      while (points-- > 0) context += " .";
+      return json{{"context", context},
                   {"question", "where does " + names[i] + " live?"},
                   {"answers", json::array({answer})}}
                  .dump() +
              "\n";
     };
-    questions += record(towns[i]);
-    asked += record(others[i]);
+    questions += record(towns[i], 0);
+    asked += record(others[i], 0);
+    for (int points = 0; points < 4; ++points) uneven += record(towns[i], points % 2 * (40 + 10 * points));
     const auto labelled_as = [&](bool yes) {
       return json{{"text", names[i] + " lives in " + towns[i] + "."}, {"label", yes ? "yes" : "no"}}.dump() + "\n";
     };
@@ -275,6 +279,7 @@ void write_known(const std::string& folder) {
   }
   write(folder + "/questions.jsonl", questions);
   write(folder + "/asked.jsonl", asked);
+  write(folder + "/uneven.jsonl", uneven);
   write(folder + "/labels.jsonl", labels);
   write(folder + "/labelled.jsonl", labelled);
 }
@@ -285,8 +290,6 @@ TEST(TrainModel, ScoresAreThoseOfKnownAnswers) {
   const auto folder = make_folder();
   write_known(folder);
   const json f1{{"exact_match", 100 * 3 / 5.0}, {"f1", 100 * (3 + 2 / 3.0) / 5}};
-  const Words small = {"--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=32",
-                       "--set", "libzero.model.heads=4"};
   struct Case {
     std::string model, length, rate;
     int steps;
@@ -300,14 +303,14 @@ TEST(TrainModel, ScoresAreThoseOfKnownAnswers) {
       {"bert-base", "32", "0.01", 150,
        Words{"--task", "classify", "--data", "labels.jsonl", "--eval-data", "labelled.jsonl"}, words,
        json{{"accuracy", 4 / 5.0}}},
-      {"bert-base", "64", "0.01", 150, asked, words, f1},
-      {"llama-110m", "192", "0.01", 150, asked, bytes, f1},
-      {"t5-small", "160", "0.003", 250, asked, bytes, f1}};
+      {"bert-base", "32", "0.01", 150, asked, words, f1},
+      {"llama-110m", "144", "0.01", 150, asked, bytes, f1},
+      {"t5-small", "128", "0.003", 250, asked, bytes, f1}};
   for (const auto& [model, length, rate, steps, data, more, metrics] : cases) {
     for (const char* const name : {"/out", "/learned"}) std::filesystem::remove_all(folder + name);
     const Words one = {"--set", "gradient_accumulation_steps=1"};
     const auto run = train(folder, 2,
-                           Words{"--model", model, "--seq-length", length} + data + more + small + one +
+                           Words{"--model", model, "--seq-length", length} + data + more + kSmall + one +
                                Words{"--lr", rate, "--export", "learned"},
                            steps);
     ASSERT_EQ(run.code, 0) << model << "\n" << run.err;
@@ -326,18 +329,24 @@ TEST(TrainModel, ScoresAreThoseOfKnownAnswers) {
       EXPECT_NEAR(again.result["heldout_loss"].get<double>(), loss, 1e-5 * loss) << model;
     EXPECT_EQ(again.result["metrics"], run.result["metrics"]) << model;
   }
-  // What a model says that has hardly learned changes with all that it reads; alone, a question has no padding.
-  for (const std::size_t i : {2U, 3U}) {
-    const auto& known = cases[i];
-    for (const char* const name : {"/out", "/learned"}) std::filesystem::remove_all(folder + name);
-    const auto options = known.words + known.more + Words{"--seq-length", known.length, "--predictions"};
-    const auto run = train(folder, 2,
-                           Words{"--model", known.model} + options + Words{"padded.json", "--lr", "0.01"} + small +
-                               Words{"--export", "learned"},
-                           20);
+}
+
+// What a model says that has hardly learned changes with all that it reads; a question that is alone has no padding.
+TEST(TrainModel, AnswersDoNotDependOnPadding) {
+  const auto folder = make_folder();
+  write_known(folder);
+  const Words data = {"--task",       "qa",          "--data",       "questions.jsonl", "--eval-data",
+                      "uneven.jsonl", "--tokenizer", "bytes",        "--set",           "libzero.model.dropout=0",
+                      "--seq-length", "288",         "--predictions"};
+  for (const char* const model : {"llama-110m", "t5-small"}) {
+    for (const char* const name : {"/out", "/begun"}) std::filesystem::remove_all(folder + name);
+    const auto run =
+        train(folder, 2,
+              Words{"--model", model, "--lr", "0.01", "--export", "begun"} + data + Words{"padded.json"} + kSmall, 20);
     ASSERT_EQ(run.code, 0) << run.err;
-    const Words one = {"alone.json", "--set", "train_micro_batch_size_per_gpu=1"};
-    const auto alone = train(folder, 1, Words{"--model", "learned"} + options + one, 0);
+    const auto alone =
+        train(folder, 1,
+              Words{"--model", "begun", "--set", "train_micro_batch_size_per_gpu=1"} + data + Words{"alone.json"}, 0);
     ASSERT_EQ(alone.code, 0) << alone.err;
     EXPECT_EQ(json::parse(std::ifstream(folder + "/padded.json")), json::parse(std::ifstream(folder + "/alone.json")));
   }
@@ -454,8 +463,8 @@ TEST(TrainModel, WritesItsAnswers) {
   const Words held = {"--eval-data", "squad.json", "--predictions", "answers.json", "--stage", "3", "--lr", "5e-3"};
   for (const auto& words :
        {bert("qa", "squad.json"), Words{"--model", "llama-110m", "--task", "qa", "--data", "squad.json", "--tokenizer",
-                                        "words", "--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=32",
-                                        "--set", "libzero.model.heads=4", "--seq-length", "48"}}) {
+                                        "words", "--seq-length", "48"} +
+                                      kSmall}) {
     const auto run = train(folder, 2, words + held, 40);
     ASSERT_EQ(run.code, 0) << run.err;
     const json answers = json::parse(std::ifstream(folder + "/answers.json"));
