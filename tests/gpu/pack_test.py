@@ -203,6 +203,7 @@ class Pack(unittest.TestCase):
                 shutil.copy(ROOT / name, cls.folder / "tree" / name)
         cache = (BUILD / "CMakeCache.txt").read_text()
         cls.torch = pathlib.Path(re.search(r"^ZERO_TORCH_DIR:\w+=(.*)$", cache, re.M)[1]).resolve()
+        cls.has_plugin = (BUILD / "lib/libzero_cuda.so").exists()
         cls.has_cuda_libraries = (cls.torch.parent / "nvidia/nccl").exists()  # script/setup --cuda was run
 
     def setUp(self):
@@ -305,6 +306,7 @@ class Pack(unittest.TestCase):
                 self.assertGreater(len(part["skipped"]), 1, name)
                 for reason in part["skipped"].values():
                     self.assertRegex(reason, "no GPU|0 GPUs on this machine|this build has no", name)
+                    self.assertNotIn("libzero_cuda.so", reason if self.has_plugin else "", name)
 
     def test_with_a_driver_that_does_nothing_it_ends_in_time_and_every_part_has_its_reason(self):
         result = self.run_check("--deadline", "20", driver=True)
