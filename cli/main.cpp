@@ -12,6 +12,7 @@
 #include <zero/version.h>
 
 #include <zero/config_tools.h>
+#include "base/standard_streams.h"
 #include "cli/commands.h"
 #include "cli/support/console.h"
 
@@ -112,6 +113,7 @@ std::vector<std::string> subcommand_first(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  zero::base::fill_standard_streams();  // before anything opens a file
   const std::vector<std::string> words = subcommand_first(argc, argv);
   return zero::cli::guarded(words.empty() || words[0].empty() ? "" : words[0], [&] {
     if (!words.empty() && words[0] != "help") return dispatch(words);

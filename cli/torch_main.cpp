@@ -2,10 +2,12 @@
 // subcommand that this build lacks is rejected by name.
 #include <string>
 
+#include "base/standard_streams.h"
 #include "cli/commands.h"
 #include "cli/support/console.h"
 
 int main(int argc, char** argv) {
+  zero::base::fill_standard_streams();  // before anything opens a file
   const std::string word = argc > 1 ? argv[1] : "";
   return zero::cli::guarded(word, [&] {
     struct Entry {

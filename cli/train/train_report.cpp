@@ -14,6 +14,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include <zero/checkpoint_tools.h>
+
 #include "base/printable.h"
 #include "cli/support/trace_text.h"
 #include "config/settings.h"
@@ -145,6 +147,7 @@ void TrainReport::open_folder(const TrainPlan& plan) {
     fs::create_directories(dir, error);
     if (!error && ::access(dir.c_str(), W_OK) != 0) error = std::error_code(errno, std::generic_category());
     if (error) throw IoError("[--checkpoint-dir] cannot write to " + dir + ": " + error.message());
+    probe_checkpoints(dir);
   }
   write_file("config.json", config_json(plan).dump(2, ' ', false, json::error_handler_t::replace) + "\n");
   // A resumed run appends to the previous logs.

@@ -1,5 +1,5 @@
 // Checkpoints without an engine, as `zero checkpoint` handles them. All functions are local; only prune_checkpoints()
-// changes files. The formats are described in docs/checkpoints.md.
+// removes files. The formats are described in docs/checkpoints.md.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -58,6 +58,11 @@ struct PruneOptions {
 // the one that a load without a tag takes. Throws ConfigError if a save is running there, IoError if one cannot be
 // removed; it is gone as a checkpoint then, and the next save removes the rest.
 ZERO_API std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& dir, const PruneOptions& options);
+
+// Finds out before the first save whether checkpoints can be written to a directory, which is made if it is missing.
+// Logs what its file system lacks: locks, syncs of directories. Throws IoError where a save would. It is no fault that
+// a save is running there.
+ZERO_API void probe_checkpoints(const std::filesystem::path& dir);
 
 // Describes DIR/TAG, or the newest complete checkpoint if tag is empty: of weights only if there is no other. verify:
 // also checks the hash of every file.

@@ -1,15 +1,26 @@
 // The extension libzero._native, and the translation of C++ errors to Python.
 #include <Python.h>
+#include <fcntl.h>
 #include <torch/csrc/Exceptions.h>
 #include <zero/log.h>
 #include <zero/version.h>
 
 #include <torch/csrc/utils/pythoncapi_compat.h>
+#include <unistd.h>
 
 #include "binding.h"
 
 namespace libzero {
 namespace {
+
+// A program that was started without stdin, stdout or stderr (a daemon, cron): the next file or socket would get one of
+// these descriptors, and what is printed would go into it.
+void fill_standard_streams() {
+  int fd;
+  while ((fd = ::open("/dev/null", O_RDWR)) >= 0 && fd <= STDERR_FILENO) {
+  }
+  if (fd > STDERR_FILENO) ::close(fd);
+}
 
 py::object error_class(const char* name) { return py::module_::import("libzero.errors").attr(name); }
 
@@ -70,6 +81,7 @@ void bind_errors(py::module_& module) {
 }  // namespace libzero
 
 PYBIND11_MODULE(_native, module) {
+  libzero::fill_standard_streams();
   module.attr("version") = ZERO_VERSION;
   libzero::bind_errors(module);
   libzero::bind_options(module);

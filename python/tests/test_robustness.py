@@ -422,3 +422,33 @@ def test_ctrl_c_in_a_save_leaves_a_whole_checkpoint(programs: Programs, hangs: b
         assert found[0][0] == "first"
     else:
         assert not hangs or "too late" in out  # a busy machine stopped the other rank after its part
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-"])
+def test_a_program_without_standard_streams(programs: Programs, closed: str) -> None:
+    """As daemons and cron start programs: what is printed goes into no file, and the numbers are the same."""
+    said = []
+    for streams in (closed, ""):
+        programs.run(
+            """
+            nvme = {"device": "nvme", "nvme_path": os.getcwd()}
+            engine = libzero.Engine(network(), config(zero_optimization={"stage": 3, "offload_optimizer": nvme}))
+            losses = []
+            for step in range(6):
+                for stream in (1, 2):
+                    os.write(stream, b"text " * 1000)
+                loss = engine(batch(0, step)).square().mean()
+                engine.backward(loss)
+                engine.step()
+                losses.append(loss.item())
+            with open("said", "w") as out:
+                print(losses, os.readlink("/proc/self/fd/2"), sep="\\n", file=out)
+            """,
+            "/bin/sh",
+            "-c",
+            f'cd {programs.folder} && exec "$0" "$@" {streams}',
+        )
+        losses, stderr = (programs.folder / "said").read_text().splitlines()
+        assert (stderr == "/dev/null") == (streams != "")
+        said.append(losses)
+    assert said[0] == said[1]

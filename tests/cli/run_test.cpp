@@ -63,6 +63,27 @@ TEST(Run, LinesOfManyRanksNeverMix) {
   EXPECT_EQ(count, 16000);
 }
 
+// As daemons, cron and some job systems start programs.
+TEST(Run, WithoutStandardStreams) {
+  const std::string folder = temporary_folder();
+  for (const std::string closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    Process p({"/bin/sh", "-c",
+               "exec " + kZero + " run -n 2 --log-dir " + folder + "/logs " + kRank +
+                   " out=hello err=careful 1:exit=3 " + closed});
+    EXPECT_EQ(p.wait(), 3) << closed << p.err;
+    if (closed == "2>&-") {
+      EXPECT_EQ(sorted(lines(p.out)), (std::vector<std::string>{"[0] hello", "[1] hello"}));
+    }
+  }
+  int logs = 0;
+  for (const auto& run : std::filesystem::directory_iterator(folder + "/logs")) {
+    EXPECT_EQ(slurp(run.path() / "rank-1.out"), "hello\n");
+    EXPECT_EQ(slurp(run.path() / "rank-1.err"), "careful\n");
+    ++logs;
+  }
+  EXPECT_EQ(logs, 4);
+}
+
 TEST(Run, OutputChoices) {
   Process none(run_arguments({"-n2", "--output=none"}, {"out=a", "err=b"}));
   EXPECT_EQ(none.wait(), 0);

@@ -4,6 +4,8 @@
 
 #include <cerrno>
 
+#include "base/standard_streams.h"
+
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 8U
 #endif
@@ -11,9 +13,9 @@
 namespace zero::base {
 
 int open_memory_file(const char* name, unsigned flags) {
-  const int fd = ::memfd_create(name, flags | MFD_NOEXEC_SEAL);
-  if (fd >= 0 || errno != EINVAL) return fd;
-  return ::memfd_create(name, flags);  // a kernel before 6.3
+  int fd = ::memfd_create(name, flags | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) fd = ::memfd_create(name, flags);  // a kernel before 6.3
+  return off_standard(fd);
 }
 
 }  // namespace zero::base

@@ -24,11 +24,14 @@
 #include "base/log.h"
 #include "base/printable.h"
 #include "base/size_signal.h"
+#include "base/standard_streams.h"
 
 namespace zero::formats {
 namespace {
 
 int result_of(int value) { return value < 0 ? -errno : value; }
+// Never one of the standard streams, which others print to.
+int opened(int fd) { return result_of(base::off_standard(fd)); }
 
 int fill(const struct stat& from, FileInfo* out) {
   out->regular = S_ISREG(from.st_mode);
@@ -45,20 +48,11 @@ constexpr std::size_t kMostPerCall = std::size_t{1} << 30;
 constexpr std::uint64_t kMostUnwritten = std::uint64_t{32} << 20;
 constexpr std::size_t kReadAheadFrom = std::size_t{1} << 20;
 
-// Tells, once for each file system of a process, that its files go through the page cache. Never fails.
+// Tells, once for each file system of a process, that its files go through the page cache.
 void tell_page_cache(FsOps& fs, int fd, const std::string& path, int error) {
-  FileInfo info;
-  if (fs.info(fd, &info) < 0 || info.device == 0) return;  // 0: memory
-  static std::mutex mutex;
-  static std::set<std::uint64_t> told;
-  {
-    const std::lock_guard lock(mutex);
-    if (!told.insert(info.device).second) return;
-  }
-  base::log(LogLevel::Info, base::join("[checkpoint] ", base::printable(path),
-                                       ": files of this file system are read and written through the page cache: it "
-                                       "refuses direct transfers: ",
-                                       std::generic_category().message(error)));
+  tell_lack(fs, fd, path, LogLevel::Info,
+            "files of this file system are read and written through the page cache: it refuses direct transfers",
+            error);
 }
 
 thread_local std::atomic<std::uint64_t> own_moved{0};
@@ -66,22 +60,22 @@ thread_local std::atomic<std::uint64_t>* moved = &own_moved;
 
 }  // namespace
 
-int FsOps::open_folder(const char* path) { return result_of(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)); }
+int FsOps::open_folder(const char* path) { return opened(::open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)); }
 int FsOps::open_folder_at(int folder, const char* name) {
-  return result_of(::openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  return opened(::openat(folder, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 int FsOps::open_read_at(int folder, const char* name) {
   // O_NONBLOCK: a FIFO opens without waiting for a writer, and is then refused.
-  return result_of(::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  return opened(::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 }
 int FsOps::open_write_at(int folder, const char* name) {
-  return result_of(::openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  return opened(::openat(folder, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
 }
 int FsOps::create_at(int folder, const char* name) {
-  return result_of(::openat(folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+  return opened(::openat(folder, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
 }
 int FsOps::open_lock_at(int folder, const char* name) {
-  return result_of(::openat(folder, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+  return opened(::openat(folder, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
 }
 int FsOps::make_folder(const char* path) { return result_of(::mkdir(path, 0777)); }
 int FsOps::make_folder_at(int folder, const char* name) { return result_of(::mkdirat(folder, name, 0777)); }
@@ -165,6 +159,19 @@ int FsOps::free_bytes(int fd, std::uint64_t* out) {
 FsOps& system_files() {
   static auto* instance = new FsOps;
   return *instance;
+}
+
+void tell_lack(FsOps& fs, int fd, const std::string& path, LogLevel level, const std::string& what, int error) {
+  FileInfo info;
+  if (fs.info(fd, &info) < 0 || info.device == 0) return;  // 0: memory
+  static std::mutex mutex;
+  static std::set<std::pair<std::uint64_t, std::string>> told;
+  {
+    const std::lock_guard lock(mutex);
+    if (!told.emplace(info.device, what).second) return;
+  }
+  base::log(level, base::join("[checkpoint] ", base::printable(path), ": ", what, ": ",
+                              std::generic_category().message(error)));
 }
 
 void fail_io(const std::string& path, const std::string& what, int error) {
@@ -423,7 +430,14 @@ void Folder::rename(const std::string& from, const std::string& to) const {
 }
 
 void Folder::sync() const {
-  if (const int r = fs_->fsync(fd_); r < 0) fail_io(path_, "fsync of the directory", -r);
+  const int r = fs_->fsync(fd_);
+  if (r == -EINVAL || r == -ENOSYS || r == -EOPNOTSUPP)
+    return tell_lack(
+        *fs_, fd_, path_, LogLevel::Warning,
+        "this file system cannot sync a directory, so it decides itself when new names of files are on the "
+        "disk; a power failure may lose the last checkpoint",
+        -r);
+  if (r < 0) fail_io(path_, "fsync of the directory", -r);
 }
 
 namespace {

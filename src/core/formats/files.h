@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <zero/errors.h>
+#include <zero/log.h>
 
 namespace zero::formats {
 
@@ -78,6 +79,9 @@ class MovesFor {
 [[noreturn]] void fail_io(const std::string& path, const std::string& what, int error);
 // The same with code kCheckpoint: the contents are not what was written.
 [[noreturn]] void fail_damaged(const std::string& path, const std::string& what);
+
+// Logs what the file system of `fd` lacks, once for each file system and text of a process. Never fails.
+void tell_lack(FsOps& fs, int fd, const std::string& path, LogLevel level, const std::string& what, int error);
 
 class Folder;
 

@@ -26,6 +26,7 @@ inline constexpr const char* kExportedIndexName = "model.safetensors.index.json"
 inline constexpr const char* kTrainingContent = "training";
 inline constexpr const char* kWeightsContent = "weights";
 inline constexpr const char* kLockName = ".lock";
+inline constexpr const char* kOwnerName = ".lock-owner";  // in place of the lock, where a file system has none
 
 // [A-Za-z0-9][A-Za-z0-9._-]{0,127} and not "latest": never a path, a hidden file, or a reserved name.
 bool valid_tag(std::string_view tag);

@@ -21,7 +21,7 @@ std::vector<CheckpointEntry> prune(FsOps& fs, const std::string& root_path, cons
     throw ConfigError(
         base::join(kWhere, "keep_weights: got ", options.keep_weights, ", expected 0 or more checkpoints"));
   const auto root = Folder::open(fs, root_path);
-  const auto lock = lock_root(root, kWhere);  // no save and no other prune meanwhile
+  const RootLock lock(root, kWhere);  // no save and no other prune meanwhile
   std::vector<CheckpointEntry> removed;
   std::int64_t resumable = 0, weights = 0;
   for (auto& entry : list_checkpoints(fs, root_path)) {  // newest first
@@ -49,5 +49,7 @@ std::vector<CheckpointEntry> prune(FsOps& fs, const std::string& root_path, cons
 std::vector<CheckpointEntry> prune_checkpoints(const std::filesystem::path& dir, const PruneOptions& options) {
   return formats::prune(formats::system_files(), dir.string(), options);
 }
+
+void probe_checkpoints(const std::filesystem::path& dir) { formats::probe_root(formats::system_files(), dir.string()); }
 
 }  // namespace zero

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/process_start.h"
 #include "base/system.h"
 #include "formats/blocks.h"
 #include "formats/hash.h"
@@ -26,27 +28,129 @@ bool is_leftover(const std::string& name) {
          (rest.size() == 32 || rest.substr(32) == "-latest" || rest.substr(32) == "-probe");
 }
 
-}  // namespace
-
-File lock_root(const Folder& root, const char* where) {
+File open_lock(const Folder& root) {
   const auto path = root.path_of(kLockName);
   const int fd = root.fs().open_lock_at(root.fd(), kLockName);
   if (fd < 0) fail_io(path, "opening the lock", -fd);
   File file(root.fs(), fd, path);
   if (!file.info().regular) fail_damaged(path, "is not a regular file");
-  const int locked = root.fs().try_lock(fd);
-  if (locked == -EWOULDBLOCK) {
-    std::string owner(static_cast<std::size_t>(std::min<std::uint64_t>(file.info().bytes, 300)), '\0');
-    file.read(owner.data(), owner.size(), 0);
-    throw ConfigError(std::string(where) + path + " is held by another writer (" + (owner.empty() ? "unknown" : owner) +
-                      "). Hint: two runs must not save into one directory; give each its own. A save in the "
-                      "background holds it until finish_checkpoint().");
-  }
-  if (locked < 0) fail_io(path, "locking", -locked);
-  const auto owner = base::join("host ", base::host_name(""), ", pid ", ::getpid());
-  if (const int r = root.fs().truncate(fd, 0); r < 0) fail_io(path, "emptying the lock", -r);
-  file.write(owner.data(), owner.size(), 0);
   return file;
+}
+
+[[noreturn]] void fail_held(const char* where, const std::string& path, const std::string& owner, const char* more) {
+  throw ConfigError(std::string(where) + path + " is held by another writer (" + (owner.empty() ? "unknown" : owner) +
+                    "). Hint: two runs must not save into one directory; give each its own. " + more);
+}
+
+constexpr const char* kBackgroundHint = "A save in the background holds it until finish_checkpoint().";
+
+bool lacks_locks(int result) { return result == -ENOSYS || result == -ENOLCK || result == -EOPNOTSUPP; }
+
+void tell_no_locks(const Folder& root, int error) {
+  tell_lack(root.fs(), root.fd(), root.path(), LogLevel::Warning,
+            base::join("this file system has no locks, so the file ", kOwnerName, " keeps other writers out"), error);
+}
+
+// Process ids are those of a host, and of a container where it has its own.
+std::string name_of_processes() {
+  char space[64] = {};
+  if (::readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = '\0';
+  return base::join("host ", base::host_name(""), ", ", space);
+}
+
+std::string own_name() {
+  return base::join(name_of_processes(), ", pid ", ::getpid(), ", started ", base::process_start(::getpid()));
+}
+
+// Whether it names a process of this host that has ended; false if that cannot be told.
+bool names_a_dead(const std::string& owner) {
+  const auto begin = name_of_processes() + ", pid ";
+  long long pid = 0;
+  unsigned long long start = 0;
+  return base::process_start(::getpid()) != 0 && owner.starts_with(begin) &&
+         std::sscanf(owner.c_str() + begin.size(), "%lld, started %llu", &pid, &start) == 2 &&
+         base::process_start(static_cast<pid_t>(pid)) != start;
+}
+
+}  // namespace
+
+RootLock::RootLock(const Folder& root, const char* where) : root_(root), file_(open_lock(root)) {
+  const int locked = root.fs().try_lock(file_.fd());
+  if (locked == -EWOULDBLOCK) {
+    std::string owner(static_cast<std::size_t>(std::min<std::uint64_t>(file_.info().bytes, 300)), '\0');
+    file_.read(owner.data(), owner.size(), 0);
+    fail_held(where, file_.path(), owner, kBackgroundHint);
+  }
+  if (lacks_locks(locked)) {
+    tell_no_locks(root, -locked);
+    claim_owner_file(where);
+    return;
+  }
+  if (locked < 0) fail_io(file_.path(), "locking", -locked);
+  const auto owner = base::join("host ", base::host_name(""), ", pid ", ::getpid());
+  if (const int r = root.fs().truncate(file_.fd(), 0); r < 0) fail_io(file_.path(), "emptying the lock", -r);
+  file_.write(owner.data(), owner.size(), 0);
+}
+
+RootLock::~RootLock() {
+  if (owns_file_) (void)root_.fs().remove_at(root_.fd(), kOwnerName);
+}
+
+void RootLock::claim_owner_file(const char* where) {
+  constexpr std::uint64_t kMost = 1000;
+  constexpr const char* kRemove =
+      "If that process has ended, remove the file. A save in the background holds it until finish_checkpoint().";
+  const auto path = root_.path_of(kOwnerName);
+  FsOps& fs = root_.fs();
+  for (int tries = 0; tries < 10; ++tries) {
+    const int fd = fs.create_at(root_.fd(), kOwnerName);
+    if (fd >= 0) {
+      File file(fs, fd, path);
+      try {
+        const auto name = own_name();
+        file.write(name.data(), name.size(), 0);
+        file.close();
+      } catch (...) {
+        (void)fs.remove_at(root_.fd(), kOwnerName);
+        throw;
+      }
+      owns_file_ = true;
+      return;
+    }
+    if (fd != -EEXIST) fail_io(path, "creating the file", -fd);
+    std::string owner;
+    try {
+      owner = root_.read_file(kOwnerName, kMost);
+    } catch (const IoError& error) {
+      if (error.code() != ExitCode::kCheckpoint) throw;
+      continue;  // its writer has just ended, or another one taken its place
+    }
+    if (!names_a_dead(owner)) fail_held(where, path, owner, kRemove);
+    // Another process may have seen the same and have put its own file there: what was taken away is looked at again.
+    const auto taken = ".del-" + random_id();
+    if (const int r = fs.rename_at(root_.fd(), kOwnerName, taken.c_str()); r < 0) {
+      if (r == -ENOENT) continue;
+      fail_io(path, "renaming the file", -r);
+    }
+    const auto seen = root_.read_file(taken, kMost);
+    if (!names_a_dead(seen)) {
+      root_.rename(taken, kOwnerName);
+      fail_held(where, path, seen, kRemove);
+    }
+    root_.remove(taken);
+  }
+  fail_held(where, path, "", kRemove);
+}
+
+void probe_root(FsOps& fs, const std::string& root_path) {
+  const auto root = Folder::make(fs, root_path);
+  const auto file = open_lock(root);
+  const int locked = fs.try_lock(file.fd());
+  if (lacks_locks(locked))
+    tell_no_locks(root, -locked);
+  else if (locked < 0 && locked != -EWOULDBLOCK)
+    fail_io(file.path(), "locking", -locked);
+  root.sync();
 }
 
 namespace {
@@ -102,7 +206,7 @@ std::vector<std::string> tags_in(const Folder& root) {
 
 Commit::Commit(FsOps& fs, const std::string& root, const std::string& tag, bool weights_only)
     : root_(Folder::make(fs, root)), tag_(tag), weights_only_(weights_only) {
-  lock_.emplace(lock_root(root_, "[save_checkpoint] "));
+  lock_.emplace(root_, "[save_checkpoint] ");
   remove_leftovers();
   wait_until_freed();  // the save may need the space
   id_ = random_id();

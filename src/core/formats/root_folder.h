@@ -11,6 +11,28 @@
 
 namespace zero::formats {
 
+// Holds ROOT's lock, against other processes and against other objects of this one. Where the file system has no flock,
+// a file kOwnerName stands for it, which names the host, the process and its start; one that a dead process of this
+// host has left is replaced.
+class RootLock {
+ public:
+  // Throws ConfigError that begins with `where` if it is held.
+  RootLock(const Folder& root, const char* where);
+  ~RootLock();
+  RootLock(const RootLock&) = delete;
+  RootLock& operator=(const RootLock&) = delete;
+
+ private:
+  void claim_owner_file(const char* where);
+  const Folder& root_;
+  File file_;
+  bool owns_file_ = false;
+};
+
+// Tries lock and sync of ROOT, which is made if it is missing, so that what its file system lacks is told before a run
+// has something to save. A lock that another process holds is no fault. Throws IoError.
+void probe_root(FsOps& fs, const std::string& root);
+
 // Rank 0's part of a save. Holds the lock of ROOT. Without a commit, the destructor removes what was written.
 // docs/checkpoints.md describes the steps and the state after a crash in each.
 class Commit {
@@ -42,11 +64,8 @@ class Commit {
   std::int64_t seq_ = 1;
   bool weights_only_ = false, replaces_ = false;
   bool ours_ = false;  // .tmp-<id> exists and holds this save, not the checkpoint it replaced
-  std::optional<File> lock_;
+  std::optional<RootLock> lock_;
 };
-
-// Holds ROOT's lock until the File ends. Throws ConfigError that begins with `where` if another process holds it.
-File lock_root(const Folder& root, const char* where);
 
 // Checkpoints that a reader can use: those that a run can go on from; these, or without any those of weights only; the
 // newest of all.

@@ -9,6 +9,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "base/standard_streams.h"
 
 namespace zero::observe {
 namespace {
@@ -45,6 +46,7 @@ std::ofstream& CsvFiles::file_of(const std::string& tag) {
   std::ofstream& file = place->second;
   if (is_new) {
     const auto path = folder_ / file_name(tag);
+    base::fill_standard_streams();
     file.open(path, std::ios::app);
     if (!file) refuse(path, errno);
     file.seekp(0, std::ios::end);

@@ -14,6 +14,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "base/standard_streams.h"
 #include "base/system.h"
 
 namespace zero::observe {
@@ -110,7 +111,7 @@ EventFile::EventFile(const std::filesystem::path& folder) {
   const double now = seconds_since_1970();
   path_ = folder / base::join("events.out.tfevents.", static_cast<std::int64_t>(now), ".", base::host_name("host"), ".",
                               ::getpid(), ".", next_number.fetch_add(1));
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  fd_ = base::off_standard(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (fd_ < 0)
     throw IoError(base::join("[tensorboard] got \"", std::strerror(errno), "\" for ", path_.string(),
                              ", expected to write it. Hint: tensorboard.output_path names the folder."));

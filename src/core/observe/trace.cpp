@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/json_write.h"
 #include "base/log.h"
+#include "base/standard_streams.h"
 #include "base/system.h"
 
 namespace zero::observe {
@@ -187,7 +188,7 @@ void Trace::start(Setup setup) {
   lines += metadata("process_sort_index", setup_.rank, 0, "\"sort_index\":" + std::to_string(setup_.rank));
   for (int track = 0; track < kTracks; ++track) name_track(lines, track, 0);
   lines.resize(lines.size() - 2);  // the next event adds its ",\n"
-  fd_ = ::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  fd_ = base::off_standard(::open(part.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (fd_ < 0 || !write_all(fd_, lines.data(), lines.size())) {
     const int error = errno;
     if (fd_ >= 0) ::close(fd_);
@@ -401,6 +402,7 @@ bool merge_trace_parts(const Trace::Setup& setup) {
       return false;
   }
   const auto partial = setup.file + ".partial";
+  base::fill_standard_streams();
   std::ofstream out(partial, std::ios::binary | std::ios::trunc);
   for (int rank = 0; rank < setup.ranks && out; ++rank) {
     std::ifstream in(Trace::part_name(setup.file, rank), std::ios::binary | std::ios::ate);

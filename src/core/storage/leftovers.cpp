@@ -14,11 +14,11 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <optional>
 
 #include "base/check.h"
+#include "base/process_start.h"
 #include "base/system.h"
 
 namespace zero::storage {
@@ -34,22 +34,6 @@ std::string plain(const std::string& text, std::size_t most) {
   for (const char c : text.substr(0, most))
     out += std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '-' || c == '_' ? c : '_';
   return out.empty() ? "_" : out;
-}
-
-// The process's start in clock ticks since boot; 0 if there is none (or no /proc).
-std::uint64_t start_of(pid_t pid) {
-  std::ifstream in(join("/proc/", pid, "/stat"));
-  std::string line;
-  if (!std::getline(in, line)) return 0;
-  // The second field is the program's name in parentheses and may contain anything; field 22 follows the last one.
-  const auto close = line.rfind(')');
-  if (close == std::string::npos) return 0;
-  std::size_t at = close + 1;
-  for (int field = 3; field < 22; ++field) {
-    at = line.find(' ', at + 1);
-    if (at == std::string::npos) return 0;
-  }
-  return std::strtoull(line.c_str() + at + 1, nullptr, 10);
 }
 
 struct Owner {
@@ -94,9 +78,10 @@ int open_folder_at(int parent, const char* name) {
 // Why the folder must be kept, or empty. `inner` then holds the lock.
 std::string alive(const Owner& owner, int inner) {
   if (owner.host != plain(base::host_name("_"), 64)) return "it is of host " + owner.host;
-  if (const auto start = start_of(owner.pid); start != 0 && start == owner.start)
+  if (const auto start = base::process_start(owner.pid); start != 0 && start == owner.start)
     return join("its run lives (process ", owner.pid, ")");
-  if (flock(inner, LOCK_EX | LOCK_NB) != 0) return "its run lives (the folder is locked)";
+  // Where a file system has no locks, the process alone tells.
+  if (flock(inner, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return "its run lives (the folder is locked)";
   return "";
 }
 
@@ -129,7 +114,7 @@ Leftover look_at(int folder, const std::string& path, const std::string& name, c
 std::string private_folder_name() {
   static std::atomic<std::uint64_t> next{0};
   const char* run = std::getenv("ZERO_RUN_ID");
-  return join(kPrefix, plain(base::host_name("_"), 64), "@", getpid(), "@", start_of(getpid()), "@",
+  return join(kPrefix, plain(base::host_name("_"), 64), "@", getpid(), "@", base::process_start(getpid()), "@",
               plain(run ? run : "", 64), "@", next++);
 }
 

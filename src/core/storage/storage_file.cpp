@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "base/size_signal.h"
+#include "base/standard_streams.h"
 #include "storage/leftovers.h"
 
 namespace zero::storage {
@@ -121,7 +122,7 @@ StorageFile::~StorageFile() {
 int StorageFile::open_unnamed() {
   if (const int error = faults_ ? faults_->open_unnamed() : 0) return error;
   for (const int direct : {O_DIRECT, 0}) {
-    fd_ = open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | direct, 0600);
+    fd_ = base::off_standard(open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | direct, 0600));
     if (fd_ >= 0) {
       direct_ = direct != 0;
       return 0;
@@ -139,12 +140,13 @@ int StorageFile::open_in_private_folder() {
     return error;
   }
   path_ = private_folder_ + "/" + kPrivateFileName;
-  lock_ = open(private_folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  lock_ = base::off_standard(open(private_folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (lock_ >= 0) flock(lock_, LOCK_EX | LOCK_NB);  // if the lock fails, the name still identifies the owner
   int error = 0;
   for (const int direct : {O_DIRECT, 0}) {
     // Some file systems reject O_DIRECT only after creating the file, so the second attempt does not use O_EXCL.
-    fd_ = open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW | (direct ? O_EXCL | O_DIRECT : 0), 0600);
+    fd_ = base::off_standard(
+        open(path_.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW | (direct ? O_EXCL | O_DIRECT : 0), 0600));
     error = fd_ >= 0 ? 0 : errno;
     if (error != EINVAL) {
       direct_ = direct != 0;

@@ -5,6 +5,9 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include <zero/log.h>
+
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -296,6 +299,99 @@ TEST(CheckpointCrash, TwoWritersInOneDirectory) {
             static_cast<int>(ExitCode::kConfig));
   EXPECT_TRUE(text.find("pid " + std::to_string(::getpid())) != std::string::npos) << text;
   EXPECT_TRUE(fs::exists(folder.path() / first.folder_name())) << "the second removed the first's work";
+}
+
+// A file system without flock, or without fsync of directories, or both (Lustre without `-o flock`, NFSv3, SMB, FUSE).
+class PoorFiles final : public FsOps {
+ public:
+  PoorFiles(int lock_error, int sync_error) : lock_error_(lock_error), sync_error_(sync_error) {}
+  int try_lock(int fd) override { return lock_error_ != 0 ? -lock_error_ : FsOps::try_lock(fd); }
+  int fsync(int fd) override {
+    FileInfo what;
+    const bool folder = info(fd, &what) == 0 && what.directory;
+    return folder && sync_error_ != 0 ? -sync_error_ : FsOps::fsync(fd);
+  }
+  // Another file system each time, so that each is told.
+  int info(int fd, FileInfo* out) override {
+    const int result = FsOps::info(fd, out);
+    out->device += device_;
+    return result;
+  }
+  int info_at(int folder, const char* name, FileInfo* out) override {
+    const int result = FsOps::info_at(folder, name, out);
+    out->device += device_;
+    return result;
+  }
+
+ private:
+  static inline std::uint64_t next_ = 1 << 20;
+  const int lock_error_, sync_error_;
+  const std::uint64_t device_ = next_++;
+};
+
+TEST(CheckpointCrash, FileSystemsWithoutLocksOrSyncsOfFolders) {
+  static std::vector<std::string> said;
+  said.clear();
+  set_log_sink([](LogLevel, std::string_view text) { said.emplace_back(text); });
+  const auto times_said = [](const std::string& part) {
+    return std::count_if(said.begin(), said.end(), [&](const auto& line) { return line.find(part) != line.npos; });
+  };
+  for (const int lock_error : {0, ENOSYS, ENOLCK, EOPNOTSUPP}) {
+    for (const int sync_error : {0, EINVAL, ENOSYS, EOPNOTSUPP}) {
+      const std::string label = std::to_string(lock_error) + " " + std::to_string(sync_error);
+      PoorFiles files(lock_error, sync_error);
+      TempFolder folder(TempFolder::On::Memory);
+      said.clear();
+      probe_root(files, folder.text());
+      EXPECT_EQ(times_said("this file system has no locks"), lock_error != 0) << label;
+      EXPECT_EQ(times_said("cannot sync a directory"), sync_error != 0) << label;
+      for (const char* tag : {"a", "b", "a"}) save_sample(files, folder.text(), tag, 7);
+      EXPECT_EQ(load_sample(folder.text(), "a").value, 7) << label;
+      EXPECT_EQ(times_said("this file system has no locks"), lock_error != 0) << label << ": once";
+      EXPECT_EQ(times_said("cannot sync a directory"), sync_error != 0) << label << ": once";
+      EXPECT_EQ(names_in(folder.text()), (std::set<std::string>{".lock", "latest", "a", "b"})) << label;
+      // Two writers at once.
+      const Commit first(files, folder.text(), "c");
+      std::string text;
+      EXPECT_EQ(code_of([&] { Commit second(files, folder.text(), "d"); }, &text), static_cast<int>(ExitCode::kConfig));
+      EXPECT_NE(text.find("pid " + std::to_string(::getpid())), std::string::npos) << text;
+      EXPECT_NO_THROW(probe_root(files, folder.text())) << "a held lock is no fault of the folder";
+    }
+  }
+  set_log_sink({});
+  // Any other error still ends a save.
+  TempFolder folder(TempFolder::On::Memory);
+  PoorFiles no_disk(0, EIO), no_lock(EIO, 0);
+  for (FsOps* files : {static_cast<FsOps*>(&no_disk), static_cast<FsOps*>(&no_lock)})
+    EXPECT_EQ(code_of([&] { save_sample(*files, folder.text(), "a", 1); }), static_cast<int>(ExitCode::kIo));
+}
+
+TEST(CheckpointCrash, AFileInPlaceOfALockEndsWithItsProcess) {
+  PoorFiles files(ENOSYS, 0);
+  TempFolder folder(TempFolder::On::Memory);
+  const pid_t killed = fork();
+  if (killed == 0) {
+    const auto root = Folder::make(files, folder.text());
+    const RootLock lock(root, "");
+    raise(SIGKILL);
+  }
+  waitpid(killed, nullptr, 0);
+  const std::string owner = read_all(folder.path() / kOwnerName);
+  EXPECT_NE(owner.find(", pid " + std::to_string(killed) + ", started "), std::string::npos) << owner;
+  EXPECT_NO_THROW(save_sample(files, folder.text(), "a", 1));
+  EXPECT_EQ(names_in(folder.text()), (std::set<std::string>{".lock", "latest", "a"}));
+  // One of another host, or one that cannot be read, may be of a process that lives.
+  for (std::string other : {"host elsewhere, pid:[1], pid " + std::to_string(killed) + ", started 5", std::string()}) {
+    write_all(folder.path() / kOwnerName, other);
+    std::string text;
+    EXPECT_EQ(code_of([&] { save_sample(files, folder.text(), "a", 1); }, &text), static_cast<int>(ExitCode::kConfig));
+    EXPECT_NE(text.find("If that process has ended, remove the file"), std::string::npos) << text;
+    EXPECT_EQ(read_all(folder.path() / kOwnerName), other);
+  }
+  // The process id is in use again, by a process that began at another time.
+  const auto at = owner.find("pid " + std::to_string(killed));
+  write_all(folder.path() / kOwnerName, owner.substr(0, at) + "pid " + std::to_string(::getpid()) + ", started 5");
+  EXPECT_NO_THROW(save_sample(files, folder.text(), "a", 1));
 }
 
 TEST(CheckpointCrash, WhatIsNoCheckpointIsNotReplaced) {

@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "base/check.h"
+#include "base/standard_streams.h"
 #include "launch/machine/machine.h"
 
 namespace zero::launch {
@@ -34,8 +35,10 @@ struct Pipe {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0)
       throw IoError(base::join("[spawn] cannot make a pipe: ", std::strerror(errno), ". Hint: see `ulimit -n`."));
-    read = ends[0];
-    write = ends[1];
+    // Not one of the descriptors that the child's streams are put on: one would replace the other, or stay
+    // close-on-exec.
+    read = base::off_standard(ends[0]);
+    write = base::off_standard(ends[1]);
   }
   ~Pipe() {
     if (read >= 0) ::close(read);
@@ -90,7 +93,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
   CPU_ZERO(&cores);
   for (const int c : settings.cores) CPU_SET(c, &cores);
   Pipe out, err, failed;
-  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int null = base::off_standard(open("/dev/null", O_RDONLY | O_CLOEXEC));
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
@@ -102,6 +105,7 @@ SpawnedProcess spawn(const SpawnSettings& settings) {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     if (settings.in >= 0 || null >= 0) dup2(settings.in >= 0 ? settings.in : null, 0);
+    if (settings.in == 0) fcntl(0, F_SETFD, 0);
     dup2(out.write, 1);
     dup2(err.write, 2);
     for (const int fd : settings.keep_fds) fcntl(fd, F_SETFD, 0);
