@@ -48,11 +48,19 @@ class TokenHash {
   XXH3_state_t* state_;
 };
 
+// Never a descriptor of the standard streams, which may be closed: what is printed would go into the file.
+int off_standard(int fd) {
+  if (fd < 0 || fd > STDERR_FILENO) return fd;
+  const int moved = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  ::close(fd);
+  return moved;
+}
+
 // A file with a name that no other process or thread has. It disappears with this object unless it was renamed.
 class PartFile {
  public:
   explicit PartFile(const std::filesystem::path& beside) : path_(beside.string() + ".XXXXXX") {
-    const int fd = ::mkostemp(path_.data(), O_CLOEXEC);
+    const int fd = off_standard(::mkostemp(path_.data(), O_CLOEXEC));
     if (fd < 0) fail("a file that can be written. Hint: set TMPDIR, or give another cache");
     file_ = ::fdopen(fd, "w+b");
     if (file_ == nullptr) {
@@ -79,10 +87,15 @@ class PartFile {
   void flush() {
     if (std::fflush(file_) != 0) fail_write();
   }
-  // Who may read the folder may read the file; mkostemp's file is its owner's alone.
+  // Who may read the folder may read the file, and its owner alone writes it; mkostemp's file is its owner's alone.
   void share_as(const std::string& folder) {
     struct stat about {};
-    if (::stat(folder.c_str(), &about) == 0) (void)::fchmod(::fileno(file_), 0600 | (about.st_mode & 0666));
+    if (::stat(folder.c_str(), &about) == 0) (void)::fchmod(::fileno(file_), 0600 | (about.st_mode & 0044));
+  }
+  // Whom this process's files in the folder belong to: somebody else where a server replaces root.
+  uid_t owner() const {
+    struct stat about {};
+    return ::fstat(::fileno(file_), &about) == 0 ? about.st_uid : ::geteuid();
   }
   // What is under the new name is on the disk.
   void rename_to(const std::string& path) {
@@ -105,11 +118,28 @@ class PartFile {
   std::FILE* file_ = nullptr;
 };
 
+// The file, opened; -1 if there is none, or one that somebody else can have written than this user, root and the
+// folder's owner. XXH3 finds damage, but not a file that was made to be found whole.
+int open_trusted(const std::string& path, const std::string& folder, uid_t own) {
+  struct stat file {};
+  struct stat around {};
+  const int fd = off_standard(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (fd < 0) return -1;
+  const bool known = ::fstat(fd, &file) == 0 && ::stat(folder.c_str(), &around) == 0;
+  const bool owned =
+      file.st_uid == ::geteuid() || file.st_uid == 0 || file.st_uid == around.st_uid || file.st_uid == own;
+  if (known && S_ISREG(file.st_mode) && file.st_size > 0 && owned && (file.st_mode & (S_IWGRP | S_IWOTH)) == 0)
+    return fd;
+  ::close(fd);
+  return -1;
+}
+
 // One process or thread at a time makes a file; the others wait and read it. Where a file system has no locks each
 // makes its own, and the last one to rename stays.
 class MakerLock {
  public:
-  explicit MakerLock(const std::string& path) : fd_(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0666)) {
+  explicit MakerLock(const std::string& path)
+      : fd_(off_standard(::open(path.c_str(), O_CREAT | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0666))) {
     while (fd_ >= 0 && ::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
     }
   }
@@ -164,9 +194,6 @@ TokenStream::TokenStream(const Records& records, const Tokenizer& tokenizer, std
   const std::uint64_t key = XXH3_64bits(facts.data(), sizeof facts);
   const auto vocabulary = tokenizer.vocabulary();
   const std::uint64_t width = vocabulary <= 65536 ? 2 : 4;
-  const auto require_open = [&](const std::string& path) {
-    if (!open(path, key, vocabulary)) fail_file("tokens", path, "other bytes than were written", "them");
-  };
   if (cache.empty()) {
     std::error_code ignored;
     auto folder = std::filesystem::temp_directory_path(ignored);
@@ -174,22 +201,31 @@ TokenStream::TokenStream(const Records& records, const Tokenizer& tokenizer, std
     PartFile file(folder / "zero-tokens");
     const auto path = file.unlinked();
     write_tokens(file, records, tokenizer, separator, key, width);
-    require_open(path);
+    if (!open(path, key, vocabulary)) fail_file("tokens", path, "other bytes than were written", "them");
     return;
   }
   char name[40];
   std::snprintf(name, sizeof name, "tokens-%016llx.bin", static_cast<unsigned long long>(key));
   const auto path = (std::filesystem::path(cache) / name).string();
-  if (open(path, key, vocabulary)) return;
+  const auto open_cached = [&](uid_t own) {
+    const int fd = open_trusted(path, cache, own);
+    if (fd < 0) return false;
+    const bool whole = open("/proc/self/fd/" + std::to_string(fd), key, vocabulary);
+    ::close(fd);
+    return whole;
+  };
+  if (open_cached(::geteuid())) return;
   const MakerLock lock((std::filesystem::path(cache) / "tokens.lock").string());
-  if (open(path, key, vocabulary)) return;
+  uid_t own = 0;
   {
     PartFile part(path);
+    own = part.owner();
+    if (open_cached(own)) return;
     part.share_as(cache);
     write_tokens(part, records, tokenizer, separator, key, width);
     part.rename_to(path);
   }
-  require_open(path);
+  if (!open_cached(own)) fail_file("tokens", path, "other bytes than were written", "them");
 }
 
 bool TokenStream::open(const std::string& path, std::uint64_t key, std::int64_t vocabulary) {

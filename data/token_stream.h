@@ -13,7 +13,8 @@
 namespace data {
 
 // A file is named tokens-KEY.bin after what it was made from (contents of the text files, tokenizer, separator), and is
-// made again where another or a damaged one lies under its name. Layout, little-endian: the magic number "ZTOKENS2",
+// made again where another or a damaged one lies under its name, or one that somebody else can have written than this
+// user, root and the owner of the folder. Layout, little-endian: the magic number "ZTOKENS2",
 // the key, the bytes of a token (2 or 4), the number of tokens and XXH3 of their bytes, 8 bytes each; then the tokens.
 class TokenStream {
  public:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -162,6 +163,60 @@ TEST_F(ExamplesTest, ThreadsMayMakeOneFileOfTokensAtOnce) {
   for (const auto& entry : std::filesystem::directory_iterator(folder_.path()))
     found += entry.path().filename().string().starts_with("tokens-");
   EXPECT_EQ(found, 1);
+}
+
+// Another user of a folder that all can write to puts tokens of another text under the name, with a right hash.
+TEST_F(ExamplesTest, TokensThatOthersCanWriteAreMadeAgain) {
+  const auto cache = folder_.path() / "cache";
+  std::filesystem::create_directory(cache);
+  std::filesystem::permissions(cache, std::filesystem::perms(01777));
+  const auto made = [&](char letter) {
+    data::ExampleOptions o;
+    o.files = {file(std::string(1, letter), std::string(2000, letter))};
+    o.sequence = 10;
+    o.cache = cache.string();
+    return data::Examples(o, bytes()).training(0).ids[0];
+  };
+  const auto tokens = [&] {
+    std::filesystem::path newest;
+    for (const auto& entry : std::filesystem::directory_iterator(cache))
+      if (entry.path().filename().string().starts_with("tokens-")) newest = entry.path();
+    return newest;
+  };
+  const auto slurp = [](const std::filesystem::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const mode_t before = ::umask(0);
+  EXPECT_EQ(made('b'), 'b');
+  std::string forged = slurp(tokens());
+  std::filesystem::remove(tokens());
+  EXPECT_EQ(made('a'), 'a');
+  ::umask(before);
+  const auto path = tokens();
+  EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms(0644)) << "its owner alone writes it";
+  forged.replace(8, 8, slurp(path), 8, 8);  // the key
+  const auto put = [&](unsigned mode, uid_t owner) {
+    std::filesystem::remove(path);
+    std::ofstream(path, std::ios::binary) << forged;
+    std::filesystem::permissions(path, std::filesystem::perms(mode));
+    return owner == ::geteuid() || ::chown(path.c_str(), owner, owner) == 0;
+  };
+  ASSERT_TRUE(put(0644, ::geteuid()));
+  EXPECT_EQ(made('a'), 'b') << "neither the key nor the hash shows it";
+  for (const unsigned mode : {0646u, 0664u}) {
+    ASSERT_TRUE(put(mode, ::geteuid()));
+    EXPECT_EQ(made('a'), 'a') << std::oct << mode;
+  }
+  std::filesystem::remove(path);
+  std::filesystem::create_symlink(file("elsewhere", forged), path);
+  EXPECT_EQ(made('a'), 'a') << "a link";
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to make a file of another user";
+  ASSERT_TRUE(put(0644, 65534));
+  EXPECT_EQ(made('a'), 'a');
+  ASSERT_EQ(::chown(cache.c_str(), 65534, 65534), 0);
+  ASSERT_TRUE(put(0644, 65534));
+  EXPECT_EQ(made('a'), 'b') << "the folder's owner could put anything there";
 }
 
 // Who makes the file holds the lock; another one waits for it, and reads.
