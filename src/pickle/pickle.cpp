@@ -86,6 +86,8 @@ class Machine {
   Node& push(Kind kind) {
     if (stack_.size() >= limits_.stack)
       fail("more than " + std::to_string(limits_.stack) + " values side by side", limits_.readable);
+    if (tree_.nodes_.size() >= limits_.values)
+      fail("more than " + std::to_string(limits_.values) + " values", limits_.readable);
     Node& node = tree_.nodes_.emplace_back();
     node.kind = kind;
     node.offset = static_cast<std::uint32_t>(opcode_);
@@ -120,6 +122,12 @@ class Machine {
     std::vector<const Node*> items = pop(stack_.size() - marks_.back());
     marks_.pop_back();
     return items;
+  }
+  // Values that were popped for good, in the order in which they were pushed. The last node of all is in no other
+  // value, since a value that is made of others comes after them or was put on the stack before them.
+  void forget(const std::vector<const Node*>& values) {
+    for (std::size_t i = values.size(); i-- > 0 && values[i] == &tree_.nodes_.back() && !values[i]->kept;)
+      tree_.nodes_.pop_back();
   }
   bool container(Kind kind, std::vector<const Node*> items) {
     Node& node = push(kind);
@@ -218,10 +226,10 @@ class Machine {
         marks_.push_back(stack_.size());
         return true;
       case '0':
-        (void)pop();
+        forget({pop()});
         return true;
       case '1':
-        (void)pop_to_mark();
+        forget(pop_to_mark());
         return true;
       case ']':
         return container(Kind::List, {});
@@ -284,6 +292,7 @@ class Machine {
     stack_.push_back(last);
     if (place >= memory_.size()) memory_.resize(place + 1);
     memory_[place] = last;
+    last->kept = true;
     return true;
   }
   bool recall(std::uint64_t place) {

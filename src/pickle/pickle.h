@@ -33,7 +33,8 @@ enum class Kind : std::uint8_t {
 // said by its kind.
 struct Node {
   Kind kind = Kind::None;
-  bool pairs = false;        // Call: what follows the arguments in items is key, value, ...; else it is a list's
+  bool pairs : 1 = false;    // Call: what follows the arguments in items is key, value, ...; else it is a list's
+  bool kept : 1 = false;     // the program may refer to it again
   std::uint16_t depth = 0;   // of values in it, when it was made
   std::uint32_t offset = 0;  // of its opcode
   union {
@@ -73,6 +74,7 @@ struct Fault : std::runtime_error {
 struct Limits {
   std::uint64_t bytes = std::uint64_t{256} << 20;  // less than 4 GiB
   std::uint64_t opcodes = 50'000'000;
+  std::uint64_t values = std::uint64_t{1} << 24;      // that are kept at once: 1 GiB of nodes
   std::uint64_t text_bytes = std::uint64_t{1} << 20;  // of one text
   int lowest_protocol = 2, highest_protocol = 5;
   bool python2_texts = false;               // SHORT_BINSTRING and BINSTRING, which Python 2 writes
@@ -87,7 +89,7 @@ inline constexpr int kMostNested = 1000;
 
 class Tree {
  public:
-  // `bytes` must outlive the tree: texts are not copied. Throws Fault. Takes memory proportional to the opcodes.
+  // `bytes` must outlive the tree: texts are not copied. Throws Fault. Takes memory proportional to the values.
   explicit Tree(std::string_view bytes, const Limits& limits = {});
   const Node& root() const { return *root_; }
   // One line for people: "collections.OrderedDict({'a': 1})", cut off after `most` characters.

@@ -62,12 +62,12 @@ Stage0Plan plan_stage0(const TorchArchive& archive, const std::set<std::string>&
   Stage0Plan plan;
   const auto root = archive.root();
   std::vector<std::pair<std::string, StoredTensor>> model;
+  TiedNames tied;
   for (const auto& [name, value] : root.at("module").entries()) {
     auto stored = archive.tensor(value);
     if (!stored || buffers.contains(name)) continue;
-    const auto twin = std::find_if(model.begin(), model.end(), [&](const auto& one) { return one.second == *stored; });
-    if (twin != model.end())
-      plan.ties[name] = twin->first;
+    if (const auto* twin = tied.put(name, *stored))
+      plan.ties[name] = *twin;
     else
       model.emplace_back(name, *std::move(stored));
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <tuple>
 #include <utility>
 
 #include "base/check.h"
@@ -71,9 +72,15 @@ bool StoredTensor::contiguous() const {
   return true;
 }
 
-bool StoredTensor::operator==(const StoredTensor& other) const {
-  return record.begin == other.record.begin && record.bytes > 0 && offset == other.offset && shape == other.shape &&
-         stride == other.stride && dtype == other.dtype;
+bool TiedNames::ByElements::operator()(const StoredTensor& a, const StoredTensor& b) const {
+  return std::tie(a.record.begin, a.offset, a.shape, a.stride, a.dtype) <
+         std::tie(b.record.begin, b.offset, b.shape, b.stride, b.dtype);
+}
+
+const std::string* TiedNames::put(const std::string& name, const StoredTensor& stored) {
+  if (stored.record.bytes == 0) return nullptr;
+  const auto [place, is_new] = names_.emplace(stored, name);
+  return is_new ? nullptr : &place->second;
 }
 
 TorchArchive::TorchArchive(const formats::File& file, std::uint64_t begin, std::uint64_t bytes, bool ignore_crc)

@@ -3,6 +3,7 @@
 // stays a tree.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,7 +24,20 @@ struct StoredTensor {
   StoredRecord record;
 
   bool contiguous() const;
-  bool operator==(const StoredTensor& other) const;  // the same elements
+};
+
+// Names of tensors by their elements, to find those that are tied. A file may have a million.
+class TiedNames {
+ public:
+  // The name under which the same elements, in the same shape, were put before; null if this is the first. The elements
+  // of empty tensors are never the same.
+  const std::string* put(const std::string& name, const StoredTensor& stored);
+
+ private:
+  struct ByElements {
+    bool operator()(const StoredTensor& a, const StoredTensor& b) const;
+  };
+  std::map<StoredTensor, std::string, ByElements> names_;
 };
 
 class TorchArchive {

@@ -47,7 +47,7 @@ class TorchSource : public StoredSource {
     const auto dictionary = chosen(one.root());
     std::vector<std::string> names;
     std::vector<std::string> inner;  // dictionaries that have tensors
-    std::vector<std::pair<std::string, StoredTensor>> seen;
+    TiedNames seen;
     for (const auto& [key, value] : dictionary.entries()) {
       auto stored = one.tensor(value);
       if (!stored) {
@@ -56,14 +56,11 @@ class TorchSource : public StoredSource {
         continue;
       }
       names.push_back(key);
-      const auto twin =
-          std::find_if(seen.begin(), seen.end(), [&](const auto& other) { return other.second == *stored; });
-      if (twin != seen.end()) {
-        alias(key, twin->first);
+      if (const auto* twin = seen.put(key, *stored)) {
+        alias(key, *twin);
         continue;
       }
       data_bytes_ += bytes_of(*stored);
-      seen.emplace_back(key, *stored);
       add("weight", key, file, *std::move(stored));
     }
     if (names.empty() && !inner.empty() && !options_.describe) {

@@ -4,6 +4,7 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -186,6 +187,8 @@ std::vector<std::string> hostile_pickles(const std::string& mark) {
                          "0",
                          50) +
                 "N.");
+  // Values that are made and thrown away.
+  all.push_back("\x80\x02" + repeated("]0", 2000000) + "N.");
   // Depth: one million lists, tuples and calls in each other; lists and dictionaries in themselves.
   all.push_back("\x80\x02" + repeated("]", 1000000) + repeated("a", 999999) + ".");
   all.push_back("\x80\x02)" + repeated("\x85", 1000000) + ".");
@@ -278,6 +281,31 @@ TEST(ForeignDamage, HostilePicklesDoNothing) {
   // The same without anything hostile.
   write_file(path, torch_sample(plain(0, {4}, {1}), {storage}));
   EXPECT_EQ(read_all(path), "torch\nweight/w F32 4\n" + storage);
+}
+
+// Not in the square of the number of tensors: all are views of one record.
+TEST(ForeignDamage, TimeForManyTensorsOfOneRecord) {
+  const TempFolder folder(TempFolder::On::Memory);
+  const auto path = folder.file("f.pt");
+  zero::interchange::SourceOptions options;
+  options.ignore_crc = true;
+  const auto ticks = [&](int count) {
+    std::string pickle = "\x80\x02}";
+    for (int i = 1; i <= count; ++i)
+      pickle += text("w" + std::to_string(i)) + tensor(storage("0", count), 0, tuple({i}), tuple({1})) + "s";
+    write_file(path, torch_sample(pickle + ".", {std::string(static_cast<std::size_t>(count) * 4, 'x')}, false));
+    std::clock_t best = 0;
+    for (int round = 0; round < 3; ++round) {
+      const auto start = std::clock();
+      const auto source = open_source(zero::formats::system_files(), path, options);
+      EXPECT_EQ(source->tensors().size(), static_cast<std::size_t>(count));
+      const auto took = std::clock() - start;
+      best = round == 0 ? took : std::min(best, took);
+    }
+    return static_cast<double>(best);
+  };
+  const double few = ticks(3000), many = ticks(24000);  // 8 times as many: 64 times the comparisons of each with each
+  EXPECT_LT(many, 24 * few);
 }
 
 // --- tables of distributed checkpoints ----------------------------------------------------------------

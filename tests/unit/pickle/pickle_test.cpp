@@ -149,6 +149,27 @@ TEST(Pickle, WhatIsRefused) {
             "[pickle] got more than 10 opcodes at byte 12" + whole);
 }
 
+// One byte of a file makes a node of 56.
+TEST(Pickle, ValuesThatAreThrownAwayTakeNoMemory) {
+  Limits limits;
+  limits.values = 4;
+  std::string bytes = "\x80\x02";
+  for (int i = 0; i < 1000; ++i) bytes += "]0N}00(]NN1";
+  const Tree tree(bytes + "K\x07.", limits);
+  EXPECT_EQ(tree.root().integer, 7);
+  EXPECT_EQ(error_of("\x80\x02(NNNNNl.", limits), "[pickle] got more than 4 values at byte 7, expected a whole pickle");
+  // What the program can refer to again, or has put into another value, stays.
+  EXPECT_EQ(text_of("]q\0000K\x07"
+                    "0h\0"s),
+            "[]");
+  EXPECT_EQ(text_of("]q\0K\x07"
+                    "ah\00000h\0"s),
+            "[7]");
+  EXPECT_EQ(text_of("(]K\x07"
+                    "a1N"s),
+            "None");
+}
+
 // A list that contains itself, and one that is 2^60 long when it is written out.
 TEST(Pickle, TextsOfTreesAreShort) {
   EXPECT_EQ(text_of("]\x94h\0"
