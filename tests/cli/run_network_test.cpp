@@ -49,7 +49,8 @@ std::string output_of(const std::string& command) {
 class Network {
  public:
   enum class Link { Kernel, Packets };  // Packets: see packets()
-  explicit Network(Link kind = Link::Kernel) : prefix_("zt" + std::to_string(getpid()) + "-") {
+  // Several may exist at once, each with its own names.
+  explicit Network(Link kind = Link::Kernel) : number_(next_number()), prefix_("zt" + number_ + "-") {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return;
     pipe_ = ends[1];
@@ -76,7 +77,7 @@ class Network {
       if (!packets_->made()) return;
       all = "set -e";
     } else {
-      const std::string link = "z" + std::to_string(getpid());
+      const std::string link = "z" + number_;
       all += "\nip link add " + link + "a netns " + prefix_ + "wa type veth peer name " + link + "b netns " + prefix_ +
              "wb\nip -n " + prefix_ + "wa link set " + link + "a name link0\nip -n " + prefix_ + "wb link set " + link +
              "b name link0";
@@ -123,7 +124,11 @@ class Network {
   }
 
  private:
-  std::string prefix_;
+  static std::string next_number() {
+    static int made = 0;
+    return std::to_string(getpid()) + "x" + std::to_string(made++);
+  }
+  std::string number_, prefix_;
   int pipe_ = -1;
   pid_t cleaner_ = -1;
   bool made_ = false;
@@ -188,6 +193,12 @@ class RunNetwork : public ::testing::Test {
   const std::string hosts = "wa slots=2\nwb slots=2\n";
   const Words meet{"--master_addr", kFirst};
 };
+
+TEST_F(RunNetwork, TwoNetworksAtOnce) {
+  EXPECT_TRUE(Network().made());
+  EXPECT_NE(output_of("ip netns list").find(network.prefix() + "wa"), std::string::npos)
+      << "the first one is still there";
+}
 
 TEST_F(RunNetwork, TrainingOverTwoHostsHasTheNumbersOfOne) {
   HostsJob p(hosts, meet + training(folder, {"--json", "--steps", "12"}), environment());

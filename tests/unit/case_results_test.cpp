@@ -1,11 +1,12 @@
-// script/case-results on what GoogleTest itself writes: this program runs its samples, of which three are skipped and
-// two fail.
+// script/case-results and script/reliability on what GoogleTest itself writes: this program runs its samples, of which
+// some are skipped and two fail.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 
 #include <unistd.h>
@@ -19,6 +20,8 @@ TEST(Samples, DISABLED_Passes) {}
 TEST(Samples, DISABLED_NeedsAGpu) { GTEST_SKIP() << "no GPU here"; }
 TEST(Samples, DISABLED_NeedsAGpuToo) { GTEST_SKIP() << "no GPU here"; }
 TEST(Samples, DISABLED_SaysNothing) { GTEST_SKIP(); }
+TEST(Idle, DISABLED_NeedsAGpu) { GTEST_SKIP() << "no GPU here"; }
+TEST(Idle, DISABLED_NeedsAGpuToo) { GTEST_SKIP() << "no GPU here"; }
 TEST(Failures, DISABLED_OneLine) { ADD_FAILURE() << "the sum is wrong"; }
 TEST(Failures, DISABLED_ManyLines) {
   std::string lines;
@@ -71,6 +74,37 @@ TEST_F(CaseResults, FailuresComeFirstEachWithTheBeginningOfItsMessage) {
   EXPECT_EQ(out.find("line 20"), std::string::npos) << out;
   EXPECT_NE(out.find(" more lines\n2 cases in 1 programs, 0 skipped\n"), std::string::npos) << out;
   EXPECT_EQ(code, 0);
+}
+
+TEST_F(CaseResults, ASuiteOfSkippedCasesIsAWarning) {
+  run_samples("one_test");
+  run_samples("idle_test", "Idle");
+  int code = 0;
+  const auto out = collect(&code);
+  EXPECT_NE(
+      out.find("warning: all cases of these suites were skipped: idle_test: Idle\n6 cases in 2 programs, 5 skipped\n"),
+      std::string::npos)
+      << out;
+}
+
+// A build folder whose program of a claim is this one, with other suites.
+TEST_F(CaseResults, AClaimWhoseSuiteIsSkippedIsNotShown) {
+  const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::filesystem::create_directories(folder_ / "tests");
+  const auto program = folder_ / "tests/cli_programs";
+  for (const std::string suites : {"Samples.*", "Samples.*:Idle.*"}) {
+    std::ofstream(program) << "#!/bin/sh\nexec '" << self
+                           << "' --gtest_also_run_disabled_tests '--gtest_filter=" << suites << "'\n";
+    std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+    const auto command = "BUILD_DIR='" + folder_.string() + "' " + ZERO_SOURCE_DIR + "/script/reliability S16 > '" +
+                         (folder_ / "out").string() + "' 2>&1";
+    const int code = WEXITSTATUS(std::system(command.c_str()));
+    std::stringstream out;
+    out << std::ifstream(folder_ / "out").rdbuf();
+    EXPECT_EQ(code, suites == "Samples.*" ? 0 : 1) << out.str();
+    EXPECT_EQ(out.str().find("all cases of Idle were skipped: no GPU here") != std::string::npos, code == 1)
+        << out.str();
+  }
 }
 
 TEST_F(CaseResults, NothingSkippedIsSaidInOneLine) {
