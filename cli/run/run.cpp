@@ -1,6 +1,8 @@
 // `zero run`: converts options and hosts to LaunchSettings, and prints the launcher's lines, notices and reports.
 // Starting and ending ranks is in src/core/launch.
+#include <fcntl.h>
 #include <poll.h>
+#include <pwd.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,7 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "base/fd.h"
 #include "base/json_write.h"
+#include "base/printable.h"
 #include "base/system.h"
 #include "cli/commands.h"
 #include "cli/support/config_check.h"
@@ -107,7 +111,7 @@ class Terminal final : public launch::LaunchSink {
     std::string line = "zero run: ";
     if (level == LogLevel::Warning) line += "warning: ";
     if (level == LogLevel::Error) line += "error: ";
-    err_.add(line.append(text) += '\n');
+    err_.add(line.append(base::printable(text)) += '\n');  // ssh and other hosts write some of them
   }
   void failed(const launch::FailureReport& report) override {
     std::string text;
@@ -142,9 +146,10 @@ class PidFile {
  public:
   explicit PidFile(const std::string& path) : path_(path) {
     if (path_.empty()) return;
-    std::ofstream out(path_);
-    out << getpid() << "\n";
-    if (!out.flush())
+    const base::Descriptor file(
+        ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666));  // /tmp is everybody's
+    const std::string text = std::to_string(getpid()) + "\n";
+    if (!file || ::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
       throw IoError("[--save-pid] got " + std::string(std::strerror(errno)) + " for " + path_ +
                     ", expected a file to write");
   }
@@ -163,7 +168,7 @@ void declare(cli::Command& c, RunOptions& o) {
   c.option("-n,--num-gpus,--nproc-per-node,--num-accelerators", o.ranks, "N",
            "ranks on each host: a number, gpu, cpu or auto (GPUs if any, else cores)");
   c.option("--num-nodes,--nnodes", o.nodes, "N", "use the first N hosts of the hostfile", 1, 65536);
-  c.option("-H,--hostfile", o.hostfile, "FILE", "lines of \"HOST slots=N\"");
+  c.option("-H,--hostfile", o.hostfile, "FILE", "lines of \"[USER@]HOST slots=N\"");
   c.option("-i,--include", o.include, "FILTER", "only HOST[:SLOT,...][@HOST...]; localhost needs no hostfile");
   c.option("-e,--exclude", o.exclude, "FILTER", "all except these, in the same form");
   c.option("--master-addr", o.master_address, "ADDRESS", "MASTER_ADDR of the ranks (the first host)");
@@ -299,6 +304,11 @@ std::vector<Host> list_hosts(const cli::Command& c, const RunOptions& o, const s
   return hosts;
 }
 
+std::string own_user() {
+  const passwd* entry = getpwuid(geteuid());
+  return entry ? entry->pw_name : std::to_string(geteuid());
+}
+
 // The number of this host, if each host is started by hand.
 int own_number(const cli::Command& c, const RunOptions& o, const std::vector<Host>& hosts) {
   if (!c.given("--node-rank"))
@@ -332,12 +342,18 @@ Chosen choose_hosts(const cli::Command& c, const RunOptions& o, const std::vecto
     if (own && here)
       throw ConfigError("[zero run] got this host as " + here->name + " and as " + host.name + ", expected one name");
     if (own) here = &host;
+    if (own && !by_hand && !host.user.empty() && host.user != own_user())
+      throw ConfigError("[--hostfile] got user " + host.user + " of " + host.name + ", which is this host, expected " +
+                        own_user() + " or no user");
+    if (!own && !by_hand && !host.user.empty() && o.launcher != "ssh")
+      throw ConfigError("[--hostfile] got user " + host.user + " of " + host.name + " with --launcher " + o.launcher +
+                        ", expected ssh or no user");
     if (own && !gpus.empty())
       for (const int slot : host.slots)
         if (slot >= static_cast<int>(gpus.size()))
           throw ConfigError("[" + chosen.source + "] got slot " + std::to_string(slot) + " of " + host.name +
                             ", expected one of its " + std::to_string(gpus.size()) + " GPUs");
-    chosen.hosts.push_back({host.name, host.slots, own});
+    chosen.hosts.push_back({host.name, host.slots, own, host.user});
     chosen.others |= !own && !by_hand;
   }
   if (c.given("--launcher") && o.launcher != "ssh" && !chosen.others)

@@ -82,6 +82,70 @@ TEST(RunFailure, GrandchildrenDoNotOutliveASuccess) {
   EXPECT_EQ(p.finish(), 0);
 }
 
+// What an entrypoint started before `exec zero run`: `sleeper` at once, and a process whose parent ends later, so that
+// it becomes a child of the launcher.
+class Strangers {
+ public:
+  // `zero run <words>` after both. The names of their files are in the folder.
+  explicit Strangers(const std::string& words)
+      : job(Process::Settings{{"/bin/sh", "-c",
+                               "sleep 600 >log 2>&1 & echo $! > first\n"
+                               "(sleep 600 >log 2>&1 & echo $! > second; sleep 0.3) >log 2>&1 &\n"
+                               "while [ ! -s first ] || [ ! -s second ]; do sleep 0.01; done\n"
+                               "exec " +
+                                   kZero + " run " + words},
+                              {},
+                              folder_,
+                              -1}) {}
+  ~Strangers() {
+    for (const char* name : {"first", "second"})
+      if (const pid_t pid = of(name); pid > 0) kill(pid, SIGKILL);
+  }
+  pid_t of(const std::string& name) const { return std::atoi(slurp(folder_ + "/" + name).c_str()); }
+  // A process that is not a zombie.
+  bool runs(const std::string& name) const {
+    const std::string stat = slurp("/proc/" + std::to_string(of(name)) + "/stat");
+    return !stat.empty() && stat.find(") Z ") == std::string::npos;
+  }
+
+ private:
+  const std::string folder_ = temporary_folder();
+
+ public:
+  Process job;
+};
+
+TEST(RunFailure, WhatRanBeforeTheLauncherIsLeftAlone) {
+  Strangers good("-n 2 " + kRank + " child daemon sleep=600 out=done");
+  EXPECT_EQ(good.job.wait(), 0) << good.job.err;
+  EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + run_id(good.job), 0).empty()) << "descendants of ranks end";
+  EXPECT_TRUE(good.runs("first"));
+  EXPECT_TRUE(good.runs("second")) << "an orphan of such a process";
+
+  Strangers bad("-n 2 --restarts 1 " + kRank + " child daemon 1:kill=9 sleep=60000");
+  EXPECT_EQ(bad.job.wait(), 6) << bad.job.err;
+  EXPECT_NE(bad.job.err.find("restart 1 of 1"), std::string::npos) << bad.job.err;
+  EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + run_id(bad.job), 0).empty());
+  EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + run_id(bad.job) + ".r1", 0).empty());
+  EXPECT_TRUE(bad.runs("first"));
+  EXPECT_TRUE(bad.runs("second"));
+}
+
+// A descendant without the run's marks, in a session of its own.
+TEST(RunFailure, ADaemonWithoutItsEnvironmentDoesNotOutliveTheRun) {
+  const std::string folder = temporary_folder();
+  Process p(Process::Settings{{kZero, "run", "-n", "1", "/bin/sh", "-c",
+                               "env -i setsid sh -c 'echo $$ > daemon; exec sleep 600' & "
+                               "while [ ! -s daemon ]; do sleep 0.01; done"},
+                              {},
+                              folder,
+                              -1});
+  EXPECT_EQ(p.wait(), 0) << p.err;
+  const std::string daemon = slurp(folder + "/daemon");
+  ASSERT_FALSE(daemon.empty());
+  EXPECT_FALSE(std::filesystem::exists("/proc/" + daemon.substr(0, daemon.find('\n')))) << daemon;
+}
+
 TEST(RunFailure, OrderOfDeathNotOfForking) {
   // The later rank dies first, each time; all are dead within milliseconds.
   for (int round = 0; round < 20; ++round) {
@@ -347,9 +411,20 @@ TEST(RunFailure, RestartsAreLimitedAndNotForEveryCode) {
   std::size_t blocks = 0;
   for (const std::string& line : lines(spent.err)) blocks += line.find("zero run: FAILED") == 0;
   EXPECT_EQ(blocks, 2u) << spent.err;
-  Job usage({"-n", "2", "--max-restarts", "3"}, {"exit=2"});
+  Job usage({"-n", "2", "--max-restarts", "3"}, {"step=1", "exit=2"});
   EXPECT_EQ(usage.finish(), 2);
   EXPECT_FALSE(usage.says("restart 1")) << usage.err;
+  EXPECT_TRUE(usage.says("zero run: warning: not restarted: exit code 2 means a wrong command line or configuration\n"))
+      << usage.err;
+  Job once({"-n", "2"}, {"exit=2"});
+  EXPECT_EQ(once.finish(), 2);
+  EXPECT_FALSE(once.says("not restarted")) << once.err;
+  for (const std::string code : {"2", "3", "4", "7"}) {  // of a program that does not know libzero
+    Process other({kZero, "run", "-n", "1", "--restarts", "2", "/bin/sh", "-c", "exit " + code});
+    EXPECT_EQ(other.wait(), std::stoi(code));
+    EXPECT_NE(other.err.find("not restarted: exit code " + code + " means "), std::string::npos) << other.err;
+    EXPECT_NE(other.err.find("for programs of libzero, which this one is not"), std::string::npos) << other.err;
+  }
 }
 
 TEST(RunFailure, CrashLoopsStop) {

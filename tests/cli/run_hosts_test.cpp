@@ -65,6 +65,19 @@ TEST(RunHosts, RanksAreNumberedHostByHost) {
   EXPECT_TRUE(p.says("ranks: 4 on 2 hosts (wb, wa) from " + p.hostfile + ", meeting at wb:29500, run ")) << p.err;
 }
 
+TEST(RunHosts, AUserOfTheHostfileReachesSsh) {
+  const std::string log = temporary_folder() + "/ssh";
+  Job p({}, {"env=MASTER_ADDR"}, {"FAKE_SSH_LOG=" + log}, "ann@wa slots=1\nwb slots=1\n");
+  EXPECT_EQ(p.finish(), 0) << p.err;
+  EXPECT_EQ(sorted(lines(p.out)), sorted({"[wa:0] MASTER_ADDR=wa", "[wb:1] MASTER_ADDR=wa"}));
+  EXPECT_NE(slurp(log).find("\n-l\nann\n--\nwa\n"), std::string::npos) << slurp(log);
+  Job srun({"--launcher", "srun"}, {"out=up"}, {}, "ann@wa slots=1\nwb slots=1\n");
+  EXPECT_EQ(srun.wait(), 2) << srun.err;
+  EXPECT_TRUE(srun.says("[--hostfile] got user ann of wa with --launcher srun, expected ssh or no user")) << srun.err;
+  Job here({}, {"out=up"}, {}, "nobody-here@localhost slots=1\nwb slots=1\n");
+  EXPECT_EQ(here.wait(), 2) << here.err;
+}
+
 TEST(RunHosts, TheSameOnAllAndOnlyWhatIsMeantForOthers) {
   const std::string folder = temporary_folder();
   std::ofstream(folder + "/vars") << "FROM_FILE=a b='c'\n";
@@ -318,8 +331,20 @@ TEST(RunHosts, SilenceIsALostHost) {
   EXPECT_TRUE(p.nothing_left(20)) << "as soon as the agent runs again";
 }
 
+// Ctrl-Z: the launcher is silent for longer than the limit, but its connections are open.
+TEST(RunHosts, ALauncherThatWasStoppedGoesOn) {
+  Job p({"--host-timeout", "1", "--hang-timeout", "2"}, {"out=up", "sleep=7000", "out=done"});
+  ASSERT_TRUE(p.all_say("up"));
+  p.signal(SIGSTOP);
+  sleep(5);
+  p.signal(SIGCONT);
+  EXPECT_EQ(p.finish(), 0) << p.err;
+  EXPECT_TRUE(p.says("zero run: warning: the launcher was stopped for ")) << p.err;
+  EXPECT_TRUE(p.all_say("done")) << p.out;
+}
+
 TEST(RunHosts, AgentsDoNotOutliveASilentLauncher) {
-  Job p({"--host-timeout", "1"}, {"ignore=15", "child", "out=up", "sleep=60000"});
+  Job p({"--host-timeout", "0.5"}, {"ignore=15", "child", "out=up", "sleep=60000"});  // 20 times that
   ASSERT_TRUE(p.all_say("up"));
   p.signal(SIGSTOP);
   EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + p.run_id()).empty());
@@ -453,6 +478,31 @@ TEST(RunByHand, EachLauncherStartsItsOwnRanks) {
   Process bad(start({"--nnodes=2", "--node_rank=0", "--master_addr=h"}, "ZERO_RUN_ID=../up"));
   EXPECT_EQ(bad.wait(), 2);
   EXPECT_NE(bad.err.find("[zero run] got ZERO_RUN_ID="), std::string::npos) << bad.err;
+}
+
+// The run id of launchers that are started by hand can be guessed, and so can the names of their logs.
+TEST(RunByHand, LogsFollowNoLink) {
+  const std::string folder = temporary_folder(), logs = folder + "/logs/hosts-127.0.0.1-29507";
+  std::ofstream(folder + "/victim") << "mine\n";
+  std::filesystem::create_directories(logs);
+  std::filesystem::create_symlink("../../victim", logs + "/rank-0.out");
+  const Words by_hand{ZERO_BINARY_DIR "/bin/zero",
+                      "run",
+                      "--nnodes=2",
+                      "--node_rank=0",
+                      "--nproc-per-node=1",
+                      "--master_addr",
+                      "127.0.0.1",
+                      "--master_port",
+                      "29507"};
+  Process linked(by_hand + Words{"--log-dir", folder + "/logs", kRank, "out=hello"});
+  EXPECT_EQ(linked.wait(), 5) << linked.err;
+  EXPECT_NE(linked.err.find(logs + "/rank-0.out: it is a link, expected a regular file"), std::string::npos)
+      << linked.err;
+  std::filesystem::create_symlink(folder + "/victim", folder + "/pid");
+  Process pid(by_hand + Words{"--save-pid", folder + "/pid", kRank, "out=hello"});
+  EXPECT_EQ(pid.wait(), 5) << pid.err;
+  EXPECT_EQ(slurp(folder + "/victim"), "mine\n");
 }
 
 TEST(RunByHand, AFailureIsNumberedAsInTheWorld) {

@@ -79,7 +79,12 @@ TEST(Hostfiles, BadOnesWithTheirPlace) {
       {"w0 slots=4 max_slots=8", "hosts:1:11: "},
       {"w0 slots=4 ; w1 slots=4", "hosts:1:11: "},
       {"w0, slots=4", "hosts:1:3: "},
-      {"user@w0 slots=4", "hosts:1:5: "},
+      {"user@ slots=4", "hosts:1:6: "},
+      {"@w0 slots=4", "hosts:1:1: "},
+      {"user@-w0 slots=4", "hosts:1:6: "},
+      {"-user@w0 slots=4", "hosts:1:1: "},
+      {"a@b@w0 slots=4", "hosts:1:4: "},
+      {"ann@w0 slots=1\nbob@w0 slots=1", "hosts:2:1: error: got host \"w0\" again"},
       {"w0/a slots=4", "hosts:1:3: "},
       {"[::1] slots=4", "hosts:1:1: "},
       {"fe80::1 slots=4", "hosts:1:5: "},
@@ -98,6 +103,18 @@ TEST(Hostfiles, BadOnesWithTheirPlace) {
     const std::string error = error_of([&, &text = text] { parse_hostfile(text, "hosts"); });
     EXPECT_EQ(error.find(start), 0u) << text << " -> " << error;
     EXPECT_NE(error.find("Hint: a line reads"), std::string::npos) << error;
+  }
+}
+
+TEST(Hostfiles, AUserToLogInWith) {
+  const auto hosts = parse_hostfile("ann.b@w0 slots=2\nw1 slots=1", "hosts");
+  ASSERT_EQ(hosts.size(), 2u);
+  EXPECT_EQ(hosts[0].user + " of " + hosts[0].name, "ann.b of w0");
+  EXPECT_EQ(hosts[1].user, "");
+  for (const auto& kept : {include_hosts(hosts, "w0:1"), exclude_hosts(hosts, "w0:0@w1")}) {
+    ASSERT_EQ(kept.size(), 1u);
+    EXPECT_EQ(kept[0].user + " of " + kept[0].name, "ann.b of w0");
+    EXPECT_EQ(kept[0].slots, std::vector<int>{1});
   }
 }
 
@@ -145,16 +162,18 @@ TEST(RemoteShell, HostAndProgramOfEachLauncher) {
   const auto tail = [](const Words& words, std::size_t n) {
     return Words(words.end() - static_cast<std::ptrdiff_t>(n), words.end());
   };
-  const Words ssh = remote_shell_words({"ssh", 2222, {"-i", "key file"}}, "w1", agent);
+  const Words ssh = remote_shell_words({"ssh", 2222, {"-i", "key file"}}, "w1", "", agent);
   EXPECT_EQ(ssh[0], "ssh");
   EXPECT_EQ(tail(ssh, 7), (Words{"-p", "2222", "-i", "key file", "--", "w1", "'/opt/my tools/zero' run --agent"}));
   EXPECT_EQ(std::count(ssh.begin(), ssh.end(), "BatchMode=yes"), 1);
-  const Words plain = remote_shell_words({}, "w1", agent);
+  const Words plain = remote_shell_words({}, "w1", "", agent);
   EXPECT_EQ(std::count(plain.begin(), plain.end(), "-p"), 0) << "ssh's own configuration may name a port";
-  const Words srun = remote_shell_words({"srun", 0, {"--mem=0"}}, "w1", agent);
+  const Words user = remote_shell_words({}, "w1", "ann", agent);
+  EXPECT_EQ(std::vector<std::string>(user.end() - 5, user.end() - 1), (Words{"-l", "ann", "--", "w1"}));
+  const Words srun = remote_shell_words({"srun", 0, {"--mem=0"}}, "w1", "", agent);
   EXPECT_EQ(srun[0], "srun");
   EXPECT_EQ(tail(srun, 5), (Words{"--mem=0", "--nodelist=w1", agent[0], agent[1], agent[2]}));
-  const Words mpirun = remote_shell_words({"mpirun", 0, {}}, "w1", agent);
+  const Words mpirun = remote_shell_words({"mpirun", 0, {}}, "w1", "", agent);
   EXPECT_EQ(mpirun[0], "mpirun");
   EXPECT_EQ(tail(mpirun, 5), (Words{"-host", "w1", agent[0], agent[1], agent[2]}));
 }

@@ -271,6 +271,19 @@ TEST(Judgement, ShowsTheSaveInTheBackground) {
   EXPECT_EQ(failure_text(find_root_cause(e)).find("checkpoint"), std::string::npos);
 }
 
+// A page is written by the rank's program, also by one that is broken.
+TEST(Judgement, TextsOfThePageCannotCommandTheTerminal) {
+  Evidence e = evidence(2);
+  e.pages[1].error = "\x1b]0;owned\a\xff\nsecond line";
+  e.pages[1].unit = "layers.\x1b[2J";
+  e.pages[1].save = "\u202etag";
+  e.deaths = {ended(1, 1, 0.1)};
+  const std::string text = failure_text(find_root_cause(e));
+  EXPECT_NE(text.find("\\u001b]0;owned\\u0007\\xff\nsecond line"), std::string::npos) << text;
+  EXPECT_NE(text.find("unit layers.\\u001b[2J"), std::string::npos) << text;
+  EXPECT_NE(text.find("\\u202etag"), std::string::npos) << text;
+}
+
 TEST(Judgement, AnAbortInsideACollectiveIsCollateral) {
   Evidence e = evidence(2);
   e.pages[0].collectives = {collective(3, CollectiveState::Inside)};

@@ -24,13 +24,15 @@ enum Tag : std::uint64_t { kDeaths, kPipes };
 
 }  // namespace
 
-LocalRanks::LocalRanks(PreparedHost host, RankObserver& observer)
+LocalRanks::LocalRanks(PreparedHost host, RankObserver& observer, std::vector<pid_t> strangers)
     : host_(std::move(host)),
       observer_(observer),
       status_(host_.plan().ranks),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       pipe_epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      ranks_(static_cast<std::size_t>(host_.plan().ranks)) {
+      ranks_(static_cast<std::size_t>(host_.plan().ranks)),
+      strangers_(std::move(strangers)),
+      had_strangers_(!strangers_.empty()) {
   base::watch(epoll_.get(), deaths_.fd(), kDeaths);
   base::watch(epoll_.get(), pipe_epoll_.get(), kPipes);
   oom_before_ = oom_kill_count();
@@ -139,8 +141,20 @@ void LocalRanks::reap_orphans() {
   for (const pid_t pid : children_of_self()) {
     const bool ours = (guardian_ && pid == guardian_->pid()) || std::count(spared_.begin(), spared_.end(), pid) > 0 ||
                       std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.pid == pid; });
-    if (!ours) waitpid(pid, nullptr, WNOHANG);
+    // A stranger that has ended is forgotten: a descendant of a rank may get its number.
+    if (!ours && waitpid(pid, nullptr, WNOHANG) == pid) std::erase(strangers_, pid);
   }
+}
+
+// Whether a child that is no rank descends from one. Orphans of strangers become our children too, so if there were
+// strangers, only the run's marks and the ranks' process groups tell; else it can be nothing else.
+bool LocalRanks::is_ours(pid_t child) const {
+  if (child == guardian_->pid() || std::count(spared_.begin(), spared_.end(), child) > 0) return false;
+  if (!had_strangers_) return true;
+  if (std::count(strangers_.begin(), strangers_.end(), child) > 0) return false;
+  const pid_t group = getpgid(child);
+  return has_environment(child, host_.marks()) ||
+         std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& r) { return r.pid == group; });
 }
 
 void LocalRanks::begin_end() {
@@ -165,7 +179,7 @@ void LocalRanks::finish_end(double seconds) {
   while (guardian_ && Clock::now() < end) {
     bool left = false;
     for (const pid_t pid : children_of_self()) {
-      if (pid == guardian_->pid() || std::count(spared_.begin(), spared_.end(), pid) > 0) continue;
+      if (!is_ours(pid)) continue;
       left = true;
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, WNOHANG);

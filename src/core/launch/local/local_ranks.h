@@ -18,8 +18,10 @@ namespace zero::launch {
 
 class LocalRanks final : public HostRanks {
  public:
-  // Call this and start() on the main thread: the ranks' parent-death signal is tied to it.
-  LocalRanks(PreparedHost host, RankObserver& observer);
+  // Call this and start() on the main thread: the ranks' parent-death signal is tied to it. `strangers`: the children
+  // that this process had before it started any, which it kept over exec (`sh -c 'logger & exec zero run ...'`). They
+  // and what they start are left alone.
+  LocalRanks(PreparedHost host, RankObserver& observer, std::vector<pid_t> strangers);
   ~LocalRanks() override;  // kills the remaining processes
   // Excludes a child of this process from the cleanup of the ranks' descendants.
   void spare(pid_t child) { spared_.push_back(child); }
@@ -59,6 +61,7 @@ class LocalRanks final : public HostRanks {
   void read_pipe(int index, Stream stream, bool all);
   void see_deaths();
   void reap_orphans();
+  bool is_ours(pid_t child) const;
 
   PreparedHost host_;
   RankObserver& observer_;
@@ -69,7 +72,8 @@ class LocalRanks final : public HostRanks {
   base::Descriptor epoll_, pipe_epoll_;
   bool listening_ = true;
   std::vector<Rank> ranks_;
-  std::vector<pid_t> spared_;
+  std::vector<pid_t> spared_, strangers_;
+  const bool had_strangers_;
   std::uint64_t oom_before_ = 0;
   bool ended_ = false;
 };

@@ -53,13 +53,17 @@ std::vector<pid_t> children_of_self() {
   return found;
 }
 
+bool has_environment(pid_t pid, const std::vector<std::string>& entries) {
+  const std::string text = std::string(1, '\0') + base::read_file("/proc/" + std::to_string(pid) + "/environ") + '\0';
+  const bool all = std::all_of(entries.begin(), entries.end(),
+                               [&](const std::string& e) { return text.find('\0' + e + '\0') != std::string::npos; });
+  return all && read_stat(pid).state != 'Z';
+}
+
 std::vector<pid_t> processes_with_environment(const std::vector<std::string>& entries) {
   std::vector<pid_t> found;
   each_process([&](pid_t pid) {
-    const std::string text = std::string(1, '\0') + base::read_file("/proc/" + std::to_string(pid) + "/environ") + '\0';
-    const bool all = std::all_of(entries.begin(), entries.end(),
-                                 [&](const std::string& e) { return text.find('\0' + e + '\0') != std::string::npos; });
-    if (all && read_stat(pid).state != 'Z') found.push_back(pid);
+    if (has_environment(pid, entries)) found.push_back(pid);
   });
   return found;
 }

@@ -19,6 +19,7 @@
 #include "base/check.h"
 #include "base/system.h"
 #include "launch/local/local_ranks.h"
+#include "launch/local/process_tree.h"
 #include "launch/machine/host.h"
 #include "launch/remote/protocol.h"
 
@@ -28,6 +29,9 @@ namespace {
 constexpr double kPlanSeconds = 60;      // from our hello to the plan
 constexpr double kPageSeconds = 0.25;    // how often a changed page is sent
 constexpr double kFarewellSeconds = 10;  // for sending the last lines
+// A launcher that is stopped for a while (Ctrl-Z, a frozen cgroup) sends nothing and is not gone: one that has ended
+// closes the connection. So silence has to last much longer here than at the launcher, which hears agents all the time.
+constexpr double kSilencesOfALauncher = 20;
 constexpr std::size_t kMostWaiting = 1 << 20;
 
 class Agent final : public RankObserver {
@@ -97,7 +101,7 @@ class Agent final : public RankObserver {
     }
     const double t = base::steady_seconds();
     if (t - said_ > silence_s_ / 4) put(FrameKind::Alive, Packer());
-    if (gone_ || t - heard_ > silence_s_) {
+    if (gone_ || t - heard_ > patience_s_) {
       gone_ = over_ = true;
       code_ = static_cast<int>(ExitCode::kPeer);
     }
@@ -123,8 +127,9 @@ class Agent final : public RankObserver {
       case FrameKind::Plan: {
         const std::string plan = in.text();
         silence_s_ = in.real();
+        patience_s_ = silence_s_ * kSilencesOfALauncher;
         Unpacker of_plan(plan);
-        ranks_ = std::make_unique<LocalRanks>(PreparedHost(unpack_plan(of_plan)), *this);
+        ranks_ = std::make_unique<LocalRanks>(PreparedHost(unpack_plan(of_plan)), *this, children_of_self());
         put(FrameKind::Ready, Packer().text(base::host_name("localhost")));
         break;
       }
@@ -198,7 +203,7 @@ class Agent final : public RankObserver {
   std::string waiting_;  // to be sent
   std::unique_ptr<LocalRanks> ranks_;
   std::vector<std::uint64_t> changes_;  // of each page when it was last sent, with the process state
-  double heard_, said_, silence_s_ = kPlanSeconds, next_tick_ = 0;
+  double heard_, said_, silence_s_ = kPlanSeconds, patience_s_ = kPlanSeconds, next_tick_ = 0;
   bool started_ = false, wanted_ = true, over_ = false, gone_ = false;
 };
 

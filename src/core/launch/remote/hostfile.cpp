@@ -129,6 +129,13 @@ std::vector<Host> parse_hostfile(std::string_view text, std::string_view name) {
     if (at == host_at) fail(at, rest(at), "a host name ([A-Za-z0-9_] first)");
     Host host;
     host.name = line.substr(host_at, at - host_at);
+    if (at < line.size() && line[at] == '@') {
+      host.user = std::move(host.name);
+      const std::size_t name_at = ++at;
+      while (at < line.size() && word_character(line[at], at == name_at)) ++at;
+      if (at == name_at) fail(at, rest(at), "a host name ([A-Za-z0-9_] first) behind the user");
+      host.name = line.substr(name_at, at - name_at);
+    }
     const std::size_t gap = at;
     while (at < line.size() && blank(line[at])) ++at;
     if (at == gap) fail(at, rest(at), "a blank and slots=N");
@@ -187,7 +194,7 @@ std::vector<Host> exclude_hosts(const std::vector<Host>& hosts, std::string_view
   for (const Host& host : hosts) {
     const auto found = dropped.find(host.name);
     if (found != dropped.end() && found->second.empty()) continue;
-    Host rest{host.name, {}};
+    Host rest{host.name, {}, host.user};
     for (const int slot : host.slots)
       if (found == dropped.end() || !found->second.count(slot)) rest.slots.push_back(slot);
     if (!rest.slots.empty()) kept.push_back(std::move(rest));

@@ -11,6 +11,7 @@ namespace zero::launch {
 struct Host {
   std::string name;
   std::vector<int> slots;  // ascending
+  std::string user = {};   // of "USER@HOST": the name to log in with; empty: none was given
 };
 
 // Parses a hostfile; errors show `name` as name:line:col. Throws ConfigError.

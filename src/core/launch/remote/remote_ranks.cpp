@@ -49,7 +49,7 @@ RemoteRanks::RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence
   fcntl(in_.get(), F_SETFL, O_NONBLOCK);
   SpawnSettings spawned;
   spawned.path = find_program(shell.launcher);
-  spawned.arguments = remote_shell_words(shell, plan_.name, {agent_path_, "run", "--agent"});
+  spawned.arguments = remote_shell_words(shell, plan_.name, plan_.user, {agent_path_, "run", "--agent"});
   for (char** entry = environ; *entry; ++entry) spawned.environment.emplace_back(*entry);
   spawned.in = theirs.get();
   const SpawnedProcess process = spawn(spawned);
@@ -58,7 +58,7 @@ RemoteRanks::RemoteRanks(HostPlan plan, const RemoteShell& shell, double silence
   err_ = base::Descriptor(process.err);
   base::watch(epoll_.get(), out_.get(), kOut);
   base::watch(epoll_.get(), err_.get(), kErr);
-  began_ = heard_ = said_ = base::steady_seconds();
+  began_ = heard_ = said_ = ticked_ = base::steady_seconds();
   put(FrameKind::Plan, Packer().text(pack_plan(plan_)).real(silence_s_).bytes());
 }
 
@@ -122,6 +122,12 @@ void RemoteRanks::tick() {
   if (gone_) return;
   flush();
   const double t = base::steady_seconds();
+  // This process did not run meanwhile: what the agent sent then is still to be read.
+  if (const double gap = t - ticked_; gap > kStoppedSeconds) {
+    heard_ += gap;
+    began_ += gap;
+  }
+  ticked_ = t;
   if (t - said_ > silence_s_ / 4) put(FrameKind::Alive);
   // Another process may hold the streams open.
   if (child_ended() && t - child_ended_at_ > kEndSeconds) return lose_connection();

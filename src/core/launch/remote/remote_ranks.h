@@ -79,7 +79,7 @@ class RemoteRanks final : public HostRanks {
   std::string before_mark_;  // stdout before the agent's first line
   bool marked_ = false, greeted_ = false, ready_ = false, started_ = false, finished_ = false, gone_ = false;
   bool out_of_memory_ = false;
-  double began_ = 0, heard_ = 0, said_ = 0, child_ended_at_ = -1;
+  double began_ = 0, heard_ = 0, said_ = 0, ticked_ = 0, child_ended_at_ = -1;
   std::string end_text_;
   LineSplitter errors_;
   std::deque<std::string> last_errors_;

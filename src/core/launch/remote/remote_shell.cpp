@@ -63,7 +63,7 @@ std::vector<std::string> split_words(std::string_view text, std::string_view opt
   return words;
 }
 
-std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std::string& host,
+std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std::string& host, const std::string& user,
                                             const std::vector<std::string>& agent) {
   std::vector<std::string> words{shell.launcher};
   const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
@@ -72,6 +72,7 @@ std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std:
     add({"-T", "-x", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=5", "-o",
          "ServerAliveCountMax=3"});
     if (shell.ssh_port > 0) add({"-p", std::to_string(shell.ssh_port)});
+    if (!user.empty()) add({"-l", user});
   } else if (shell.launcher == "srun") {
     // A step in parallel to others of the job, with all cores of the job on that host.
     add({"--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--unbuffered"});

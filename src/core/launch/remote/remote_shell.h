@@ -22,7 +22,7 @@ std::string shell_word(std::string_view text);
 std::vector<std::string> split_words(std::string_view text, std::string_view option);
 
 // The argv that runs `agent` (path and arguments) on `host`, with its stdin and stdout connected to ours.
-std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std::string& host,
+std::vector<std::string> remote_shell_words(const RemoteShell& shell, const std::string& host, const std::string& user,
                                             const std::vector<std::string>& agent);
 
 }  // namespace zero::launch

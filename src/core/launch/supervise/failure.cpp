@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/json_write.h"
+#include "base/printable.h"
 
 namespace zero::launch {
 namespace {
@@ -337,7 +338,7 @@ std::string failure_text(const FailureReport& r) {
   const auto row = [&](const char* name, const std::string& text) {
     char label[16];
     std::snprintf(label, sizeof label, "  %-12s ", name);
-    out += label + text + "\n";
+    out += label + base::printable(text) + "\n";  // ranks and other hosts write parts of it
   };
   if (r.rank >= 0) {
     const std::string pid = r.pid > 0 ? base::join(", pid ", r.pid) : "";

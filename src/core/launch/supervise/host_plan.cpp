@@ -7,12 +7,12 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <string_view>
 
 #include "base/check.h"
 #include "launch/local/rank_process.h"
 #include "launch/machine/host.h"
+#include "launch/supervise/log_folder.h"
 
 extern char** environ;
 
@@ -89,11 +89,7 @@ PreparedHost::PreparedHost(HostPlan plan) : plan_(std::move(plan)) {
   }
   // With several hosts, the rendezvous is on the first.
   if (plan_.groups > 1 && plan_.group == 0) check_port(plan_.master_port);
-  if (!plan_.log_folder.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(plan_.log_folder, error);
-    if (error) throw IoError(base::join("[--log-dir] cannot write to ", plan_.log_folder, ": ", error.message()));
-  }
+  if (!plan_.log_folder.empty()) LogFolder{plan_.log_folder};  // the program may write to it
   const char* omp = std::getenv("OMP_NUM_THREADS");
   if (!(omp && *omp) && !plan_.environment.count("OMP_NUM_THREADS"))
     omp_threads_ = std::max(1, cores_.empty() ? usable_cores() / plan_.ranks : static_cast<int>(cores_[0].size()));

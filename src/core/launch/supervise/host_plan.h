@@ -15,6 +15,7 @@ struct HostPlan {
   int first_rank = 0, ranks = 1, world = 1;  // this host's are [first_rank, first_rank + ranks)
   int group = 0, groups = 1;                 // number of this host, and of all
   std::vector<std::string> program;          // [0] is looked up in PATH unless it has a slash
+  std::string user;                          // for ssh to this host; empty: ssh's own choice
   std::string folder;                        // working directory; empty: the launcher's own
   std::vector<int> slots;  // indices in the host's list of GPUs; empty: CUDA_VISIBLE_DEVICES is not changed
   bool bind_cores = false;

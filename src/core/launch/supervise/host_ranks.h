@@ -13,6 +13,9 @@ namespace zero::launch {
 
 inline constexpr double kSweepSeconds = 2;  // for descendants and last lines, after all ranks were killed
 
+// The launcher looks at its hosts several times a second; a longer pause means that it was itself stopped.
+inline constexpr double kStoppedSeconds = 3;
+
 enum class Stream { Out = 0, Err = 1 };
 
 // Ranks are ranks of the world.

@@ -14,6 +14,7 @@ struct LaunchHost {
   std::string name;        // as in the hostfile; shown, and passed to ssh
   std::vector<int> slots;  // one rank each; GPU slots if the host has GPUs
   bool here = true;        // whether it is this host
+  std::string user = {};   // for ssh; empty: ssh's own choice
 };
 
 // What a failed attempt says about its machines. Positions are those in JobHosts::now() of that attempt.

@@ -28,21 +28,26 @@ namespace {
 constexpr std::uint64_t kLeastLogSpace = 1 << 20;
 constexpr double kLongestBackOff = 60;
 
-bool worth_a_restart(const AttemptResult& result) {
+// Why another start would end in the same way; empty: it may not.
+std::string why_final(const AttemptResult& result) {
   switch (result.exit_code) {
-    case 0:
     case 2:
+      return "a wrong command line or configuration";
     case 3:
+      return "a checkpoint that is missing or damaged";
     case 4:
+      return "too little memory";
+    case 5:
+      return result.disk_full ? "a full disk" : "";
     case 7:
+      return "numbers that are not finite or differ between ranks";
     case 75:
+      return "that all ranks have saved and stopped";
     case 130:
     case 143:
-      return false;
-    case 5:
-      return !result.disk_full;
+      return "that the run was asked to end";
     default:
-      return true;
+      return "";
   }
 }
 
@@ -121,6 +126,7 @@ std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt, in
     const LaunchHost& host = hosts[h];
     HostPlan plan;
     plan.name = host.name;
+    plan.user = host.user;
     plan.run_id = run_id;
     plan.attempt = attempt;
     plan.previous_world = previous_world;
@@ -255,9 +261,17 @@ LaunchResult Launcher::run() {
     // Left with too few ranks, the program may have found out by itself what the configuration does not allow.
     const bool misfit = attempt > 0 && hosts_.elastic() && outcome.exit_code == static_cast<int>(ExitCode::kConfig) &&
                         outcome.rule && !outcome.rule->allows(result.ranks);
-    if (outcome.exit_code == 0 || outcome.asked_to_stop || attempt == settings_.max_restarts ||
-        !(misfit || worth_a_restart(outcome)) || !prepare_restart(outcome, signal_fd.get(), result))
+    if (outcome.exit_code == 0 || outcome.asked_to_stop || attempt == settings_.max_restarts) break;
+    if (const std::string why = why_final(outcome); !why.empty() && !misfit) {
+      sink_.notice(
+          LogLevel::Warning,
+          base::join("not restarted: exit code ", outcome.exit_code, " means ", why,
+                     outcome.uses_libzero ? ""
+                                          : ". Hint: that is the code's meaning for programs of libzero, which "
+                                            "this one is not; if it means something else, exit with 1."));
       break;
+    }
+    if (!prepare_restart(outcome, signal_fd.get(), result)) break;
   }
   // Write the remaining output. After a signal, do not wait for it.
   const bool hurried = result.exit_code == 130 || result.exit_code == 143;

@@ -3,7 +3,6 @@
 // (SIGINT). The same for the ranks of every host; hosts differ only in HostRanks.
 #include "launch/supervise/run_attempt.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -14,13 +13,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <sstream>
 
 #include "base/check.h"
 #include "base/system.h"
 #include "launch/local/local_ranks.h"
+#include "launch/local/process_tree.h"
 #include "launch/machine/host.h"
 #include "launch/remote/remote_ranks.h"
 
@@ -75,12 +75,13 @@ observe::StatusSnapshot RunAttempt::page(int index) const {
 }
 
 void RunAttempt::connect() {
+  const std::vector<pid_t> strangers = children_of_self();  // before the connections to other hosts
   std::vector<pid_t> connections;
   LocalRanks* here = nullptr;
   RankObserver& observer = *this;
   for (const HostPlan& plan : plans_) {
     if (plan.folder.empty()) {
-      auto ranks = std::make_unique<LocalRanks>(PreparedHost(plan), observer);
+      auto ranks = std::make_unique<LocalRanks>(PreparedHost(plan), observer, strangers);
       here = ranks.get();
       hosts_.push_back(std::move(ranks));
     } else {
@@ -122,17 +123,12 @@ bool RunAttempt::wait_until_ready() {
 }
 
 void RunAttempt::open_logs() {
-  const std::filesystem::path folder = plans_[0].log_folder;
-  if (folder.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  if (plans_[0].log_folder.empty()) return;
+  logs_.emplace(plans_[0].log_folder);
   for (int i = 0; i < count(); ++i) {
     for (const Stream stream : {Stream::Out, Stream::Err}) {
-      const auto file = folder / ("rank-" + std::to_string(base_ + i) + (stream == Stream::Out ? ".out" : ".err"));
-      base::Descriptor fd(open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-      if (fd.get() < 0)
-        throw IoError(base::join("[--log-dir] cannot write to ", file.string(), ": ", std::strerror(errno)));
-      ranks_[static_cast<std::size_t>(i)].log[static_cast<int>(stream)] = std::move(fd);
+      ranks_[static_cast<std::size_t>(i)].log[static_cast<int>(stream)] =
+          logs_->append(base::join("rank-", base_ + i, stream == Stream::Out ? ".out" : ".err"));
     }
   }
 }
@@ -145,6 +141,7 @@ AttemptResult RunAttempt::run() {
     for (const auto& host : hosts_) host->start();
     for (Rank& rank : ranks_) rank.changed_at = now();
   }
+  looked_at_ = now();
   while (alive_ > 0) {
     wait_for_events();
     see_signals();
@@ -302,6 +299,12 @@ void RunAttempt::see_signals() {
 
 void RunAttempt::see_time() {
   const double t = now();
+  if (const double gap = t - looked_at_; gap > kStoppedSeconds) {
+    sink_.notice(LogLevel::Warning, base::join("the launcher was stopped for ", std::lround(gap),
+                                               " s (Ctrl-Z, SIGSTOP, a frozen cgroup or a suspended machine)"));
+    for (Rank& rank : ranks_) rank.changed_at += gap;  // nobody looked whether they made progress
+  }
+  looked_at_ = t;
   if (state_ == State::Settling && t >= settle_until_) begin_stop(settings_.grace_s);
   if (kill_at_ >= 0 && t >= kill_at_) {
     kill_at_ = t + 0.5;  // again: a process of the group may have been forking
@@ -342,13 +345,22 @@ void RunAttempt::check_progress() {
 }
 
 void RunAttempt::write_rings() const {
-  if (plans_[0].log_folder.empty()) return;
+  if (!logs_) return;
   for (int i = 0; i < count(); ++i) {
     const int rank = base_ + i;
-    std::ofstream out(plans_[0].log_folder + "/rank-" + std::to_string(rank) + ".collectives");
+    std::ostringstream out;
     for (const auto& c : ranks_[static_cast<std::size_t>(i)].host->page_at_failure(rank).collectives)
       out << '#' << c.sequence << ' ' << c.op << ' ' << c.dtype << ' ' << c.numel << ' ' << observe::state_name(c.state)
           << ' ' << c.group << ' ' << c.site << '\n';
+    try {
+      const base::Descriptor file = logs_->rewrite(base::join("rank-", rank, ".collectives"));
+      const std::string text = out.str();
+      if (::write(file.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+        throw IoError(
+            base::join("[--log-dir] cannot write the collectives of rank ", rank, ": ", std::strerror(errno)));
+    } catch (const IoError& error) {
+      return sink_.notice(LogLevel::Warning, error.what());
+    }
   }
 }
 
@@ -400,6 +412,7 @@ AttemptResult RunAttempt::judge() {
   for (const std::string& line : result.failure->last_lines)
     result.disk_full |= line.find("No space left on device") != std::string::npos;
   result.exit_code = result.failure->exit_code;
+  result.uses_libzero = result.failure->rank < 0 || page(result.failure->rank - base_).pid != 0;
   for (std::size_t h = 0; h < plans_.size(); ++h) {
     const int first = plans_[h].first_rank, end = first + plans_[h].ranks, failed = result.failure->rank;
     if (std::any_of(order_.begin(), order_.end(),

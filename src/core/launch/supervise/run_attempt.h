@@ -12,6 +12,7 @@
 #include "launch/supervise/host_plan.h"
 #include "launch/supervise/host_ranks.h"
 #include "launch/supervise/launcher.h"
+#include "launch/supervise/log_folder.h"
 
 namespace zero::launch {
 
@@ -20,6 +21,7 @@ struct AttemptResult {
   bool asked_to_stop = false;  // by a signal to the launcher: never restarted
   std::optional<FailureReport> failure;
   bool disk_full = false;
+  bool uses_libzero = true;  // the rank that failed has opened its status page
   std::uint64_t commits = 0;
   HostFault fault;
   std::optional<base::WorldRule> rule;  // as the ranks published it
@@ -78,6 +80,7 @@ class RunAttempt final : private RankObserver {
   int base_ = 0;  // number of the first rank
   double began_ = 0;
   base::Descriptor epoll_;
+  std::optional<LogFolder> logs_;
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<HostRanks>> hosts_;  // as plans_
   bool lines_wanted_ = true;
@@ -91,7 +94,7 @@ class RunAttempt final : private RankObserver {
   std::optional<Hang> hang_;
   bool failed_ = false;
   std::string failure_time_;
-  double settle_until_ = 0, kill_at_ = -1, killed_at_ = -1, next_check_ = 0;
+  double settle_until_ = 0, kill_at_ = -1, killed_at_ = -1, next_check_ = 0, looked_at_ = 0;
   int stop_signal_ = 0;  // the first signal to the launcher
   bool killed_saves_ = false;
   bool forced_ = false;  // a second signal
