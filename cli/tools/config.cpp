@@ -77,7 +77,17 @@ int explain(int argc, char** argv) {
   if (command.global().json) {
     print_result(explain_json(options, world, all));
   } else {
-    print_result(options.explain(world, all));
+    // Why no run can start is no value: it goes to stderr.
+    std::string text = options.explain(world, all);
+    const std::size_t reason = text.rfind("\ncannot start");
+    const std::string why = reason == std::string::npos ? "" : text.substr(reason + 1);
+    if (!why.empty()) text.erase(reason + 1);
+    print_result(text);
+    if (!why.empty()) {
+      const bool fails = o.world > 0 || !cannot_start(options, {}).empty();
+      print_note("config explain", fails ? LogLevel::Error : LogLevel::Info,
+                 why.substr(0, why.find_last_not_of('\n') + 1));
+    }
     if (o.world == 0)
       print_note("config explain", LogLevel::Info, "batch sizes are for 1 rank; give --world N for others");
   }

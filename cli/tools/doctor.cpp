@@ -334,8 +334,10 @@ void files(std::vector<Item>& items, const std::string& folder) {
             Verdict::Ok,
             {{"path", json_quote(temporary.string())}, {"works", boolean(!temporary_error)}}};
   if (temporary_error) {
-    temp.verdict = Verdict::Missing;
-    temp.hint = "ranks of one host connect through files there: set TMPDIR to a writable folder";
+    temp.verdict = Verdict::Note;
+    temp.hint =
+        "runs need none; tokens of text without --token-cache, traces that are only measured, and zero explain "
+        "--live are written there: set TMPDIR to a writable folder";
   }
   items.push_back(std::move(temp));
 

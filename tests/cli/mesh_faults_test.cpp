@@ -69,7 +69,7 @@ void expect_fault(const Fault& fault) {
   auto words = Words{ZERO_BINARY_DIR "/bin/zero"} + fault.words;
   const auto run = run_to_end({words, {"COLUMNS=200", "OMP_NUM_THREADS=1", "RANK", "WORLD_SIZE"}, folder(), -1}, 60);
   const bool as_json = fault.words.back() == "--json";
-  const auto& told = fault.words[0] == "config" && !as_json ? run.out : as_json ? run.out + run.err : run.err;
+  const auto& told = fault.words[0] == "config" || as_json ? run.out + run.err : run.err;
   EXPECT_NO_THROW(
       require_golden(fault.entry, command + "\nexit code " + std::to_string(run.code) + "\n" + without_order(told)));
 }

@@ -103,7 +103,9 @@ TEST(ConfigProgram, ExplainEndsWithTwoWhereNothingCanStart) {
   auto none =
       config({"explain", file, "--set", "train_batch_size=auto", "--set", "train_micro_batch_size_per_gpu=auto"});
   EXPECT_EQ(none.code, 2) << none.out;
-  EXPECT_NE(none.out.find("cannot start: batch sizes: got neither"), std::string::npos) << none.out;
+  EXPECT_NE(none.err.find("zero config explain: error: cannot start: batch sizes: got neither"), std::string::npos)
+      << none.err;
+  EXPECT_EQ(none.out.find("cannot start"), std::string::npos) << none.out;
   EXPECT_NE(none.out.find("zero_optimization.stage"), std::string::npos) << "the values are shown all the same:\n"
                                                                          << none.out;
   const Words eight{"--set", "train_batch_size=8", "--set", "train_micro_batch_size_per_gpu=4"};
