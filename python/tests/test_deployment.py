@@ -107,11 +107,17 @@ def test_torchrun_on_one_host(environment: dict[str, str], expected: Callable[[i
     assert on_all([words], [environment]) == expected(2) + "\n"
 
 
-def test_torchrun_on_two_hosts(environment: dict[str, str], expected: Callable[[int], str]) -> None:
+def test_torchrun_on_two_hosts(
+    environment: dict[str, str], expected: Callable[[int], str], tmp_path: Path
+) -> None:
     (command,) = [text for text in page_commands("torchrun") if "--nnodes 2" in text]
     assert "w0:29400" in command
     words = as_tried(shlex.split(command.replace("w0:29400", f"127.0.0.1:{free_port()}")), [])
-    assert on_all([words, words], [environment, environment]) == expected(4) + "\n"
+    secret = tmp_path / "token"
+    secret.write_text("1" * 64 + "\n")
+    secret.chmod(0o600)
+    with_secret = {**environment, "ZERO_TOKEN_FILE": str(secret)}
+    assert on_all([words, words], [with_secret, with_secret]) == expected(4) + "\n"
 
 
 # ---- Slurm ----

@@ -495,19 +495,39 @@ TEST(RunByHand, LogsFollowNoLink) {
                       "127.0.0.1",
                       "--master_port",
                       "29507"};
-  Process linked(by_hand + Words{"--log-dir", folder + "/logs", kRank, "out=hello"});
+  Process linked(by_hand + Words{"--log-dir", folder + "/logs", kRank, "out=hello"}, {"ZERO_TOKEN=ours"});
   EXPECT_EQ(linked.wait(), 5) << linked.err;
   EXPECT_NE(linked.err.find(logs + "/rank-0.out: it is a link, expected a regular file"), std::string::npos)
       << linked.err;
   std::filesystem::create_symlink(folder + "/victim", folder + "/pid");
-  Process pid(by_hand + Words{"--save-pid", folder + "/pid", kRank, "out=hello"});
+  Process pid(by_hand + Words{"--save-pid", folder + "/pid", kRank, "out=hello"}, {"ZERO_TOKEN=ours"});
   EXPECT_EQ(pid.wait(), 5) << pid.err;
   EXPECT_EQ(slurp(folder + "/victim"), "mine\n");
 }
 
+TEST(RunByHand, SeveralHostsNeedASecret) {
+  const auto ended = [](const std::string& secret) {
+    return run_to_end({{ZERO_BINARY_DIR "/bin/zero", "run", "--nnodes=2", "--node_rank=1", "-n1",
+                        "--master_addr=10.0.0.1", kRank, "env=ZERO_TOKEN", "env=ZERO_TOKEN_FILE"},
+                       {"ZERO_TOKEN", "ZERO_TOKEN_FILE", secret},
+                       {},
+                       -1});
+  };
+  const auto none = ended("ZERO_TOKEN");
+  EXPECT_EQ(none.code, 2);
+  EXPECT_NE(none.err.find("[zero run] got no ZERO_TOKEN for several hosts"), std::string::npos) << none.err;
+  EXPECT_NE(none.err.find("ZERO_TOKEN=none"), std::string::npos) << none.err;
+  for (const std::string secret : {"ZERO_TOKEN=none", "ZERO_TOKEN_FILE=/a/file"}) {
+    const auto given = ended(secret);
+    EXPECT_EQ(given.code, 0) << given.err;
+    EXPECT_NE(given.out.find(secret), std::string::npos) << given.out;
+  }
+}
+
 TEST(RunByHand, AFailureIsNumberedAsInTheWorld) {
   Process p({ZERO_BINARY_DIR "/bin/zero", "run", "--nnodes=2", "--node_rank=1", "-n2", "--master_addr=10.0.0.1", kRank,
-             "3:sleep=100", "3:exit=9", "sleep=60000"});
+             "3:sleep=100", "3:exit=9", "sleep=60000"},
+            {"ZERO_TOKEN=ours"});
   EXPECT_EQ(p.wait(), 9);
   EXPECT_NE(p.err.find("root cause   rank 3 of 4, host "), std::string::npos) << p.err;
   EXPECT_NE(p.err.find("rank 2 was stopped"), std::string::npos) << p.err;

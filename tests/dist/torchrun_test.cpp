@@ -68,11 +68,10 @@ TEST(Torchrun, TwoNodesMeetByTheAgentsStore) {
     GTEST_SKIP() << python() << " cannot import torch.distributed.run (set ZERO_TEST_PYTHON to one that can)";
   const auto common =
       "--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port " + std::to_string(free_port());
+  const std::string environment = "ZERO_TOKEN=ours EXPECTED_TRANSPORT=gloo ZERO_TRANSPORT=gloo ZERO_TIMEOUT_S=60";
   int status = -1;
-  std::thread second([&] {
-    status = torchrun(common + " --node-rank 1", "EXPECTED_TRANSPORT=gloo ZERO_TRANSPORT=gloo ZERO_TIMEOUT_S=60");
-  });
-  EXPECT_EQ(torchrun(common + " --node-rank 0", "EXPECTED_TRANSPORT=gloo ZERO_TRANSPORT=gloo ZERO_TIMEOUT_S=60"), 0);
+  std::thread second([&] { status = torchrun(common + " --node-rank 1", environment); });
+  EXPECT_EQ(torchrun(common + " --node-rank 0", environment), 0);
   second.join();
   EXPECT_EQ(status, 0);
 }

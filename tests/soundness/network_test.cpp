@@ -1,13 +1,15 @@
-// Rendezvous when the system has no free sockets, and the notice for a rendezvous that any process can join.
+// Rendezvous when the system has no free sockets, and ranks of several hosts without a secret.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -15,6 +17,7 @@
 
 #include "comm/group.h"
 #include "net/socket.h"
+#include "support/folder.h"
 #include "support/shm_ranks.h"
 
 namespace zero::test::network_test {
@@ -81,7 +84,7 @@ TEST(Descriptors, MissingAtAMeetingOverSharedMemoryAreWaitedFor) {
 }
 
 // Ranks of two simulated hosts; returns the log of rank 0.
-std::string notices(const char* token) {
+std::string notices(const char* name, const std::string& value) {
   net::MeetingPoint point{"", "127.0.0.1", 0};
   net::listen_at(point);
   const auto ends = fork_ranks(2, [&](int rank) {
@@ -97,18 +100,25 @@ std::string notices(const char* token) {
     set("MASTER_PORT", std::to_string(point.port));
     set("ZERO_TRANSPORT", "gloo");
     set("ZERO_TIMEOUT_S", "30");
-    if (token != nullptr) set("ZERO_TOKEN", token);
+    if (name != nullptr) set(name, value);
     Communicator::from_env()->barrier();
     throw std::runtime_error(log);
   });
   return ends[0].error;
 }
 
-TEST(Exposure, IsSaidWhereRanksOfSeveralHostsHaveNoSecret) {
+TEST(Exposure, RanksOfSeveralHostsNeedASecretOrTheWordNone) {
   ::unsetenv("ZERO_TOKEN");
-  const auto open = notices(nullptr), closed = notices("a secret");
-  EXPECT_TRUE(contains(open, "ZERO_TOKEN") && contains(open, "private network")) << open;
-  EXPECT_TRUE(contains(closed, "transport gloo") && !contains(closed, "ZERO_TOKEN")) << closed;
+  ::unsetenv("ZERO_TOKEN_FILE");
+  const TempFolder folder;
+  const auto file = folder.file("token");
+  std::ofstream(file) << "a secret\n";
+  ::chmod(file.c_str(), 0600);
+  const auto refused = notices(nullptr, ""), open = notices("ZERO_TOKEN", "none");
+  EXPECT_TRUE(contains(refused, "got no ZERO_TOKEN for 2 ranks on several hosts")) << refused;
+  EXPECT_TRUE(contains(open, "transport gloo") && contains(open, "ZERO_TOKEN=none: ")) << open;
+  for (const auto& closed : {notices("ZERO_TOKEN", "a secret"), notices("ZERO_TOKEN_FILE", file)})
+    EXPECT_TRUE(contains(closed, "transport gloo") && !contains(closed, "ZERO_TOKEN")) << closed;
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ std::vector<ProcessResult> spawn_ranks(const SpawnOptions& options, const std::s
     environment["MASTER_PORT"] = std::to_string(port);
     environment["OMP_NUM_THREADS"] = "1";
     environment["ZERO_RUN_ID"] = run_id;
+    environment["ZERO_TOKEN"] = "of " + run_id;  // ranks on several hosts need one
     environment["ZERO_TRANSPORT"] = options.transport;
     environment["ZERO_TIMEOUT_S"] = std::to_string(options.timeout_s);
     std::vector<std::string> texts;

@@ -87,6 +87,7 @@ class Reader {
     meeting_point(*chosen, identity);
     throw_faults();
     identity.run_id = run_id_of(*chosen, identity);
+    identity.attempt = environment_("TORCHELASTIC_RESTART_COUNT").value_or("");
     return identity;
   }
 

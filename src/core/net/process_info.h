@@ -18,6 +18,8 @@ struct ProcessInfo {
   std::string master_addr;  // empty: unknown
   int master_port = 0;      // 0: unknown
   std::string run_id;       // the same on every rank of a run; differs between concurrent runs
+  std::string attempt;      // number of torchrun's restart, if it counts them
+  std::string secret;       // net::secret_of(); empty: none
   bool one_host() const { return local_size == size; }
 
   // For a group of some ranks of a run: run_ranks[r] is the run's number of the group's rank r. Empty: the whole run.

@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pwd.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -15,9 +16,13 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
+#include <random>
 
 #include "base/check.h"
+#include "base/printable.h"
+#include "net/secret.h"
 
 namespace zero::net {
 namespace {
@@ -26,7 +31,7 @@ constexpr std::uint32_t kMagic = 0x5a574331;  // "ZWC1": the protocol and its ve
 
 std::string system_text(int error) { return std::strerror(error); }
 
-using AddressList = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+using AddressList = std::shared_ptr<addrinfo>;
 
 AddressList resolve(const std::string& host, int port) {
   addrinfo hints{};
@@ -39,7 +44,7 @@ AddressList resolve(const std::string& host, int port) {
     throw CommError(base::join("[comm::rendezvous] got '", gai_strerror(rc), "' for the host name '", host,
                                "', expected the address of rank 0's host. Hint: check MASTER_ADDR."));
   }
-  return AddressList(first, freeaddrinfo);
+  return {first, freeaddrinfo};
 }
 
 std::string numeric(const sockaddr* address, socklen_t length) {
@@ -53,11 +58,21 @@ bool is_literal(const std::string& host) {
   return inet_pton(AF_INET, host.c_str(), &buffer) == 1 || inet_pton(AF_INET6, host.c_str(), &buffer) == 1;
 }
 
+CommError foreign_listener(const MeetingPoint& point, const ucred& owner) {
+  return CommError(base::join("[comm::rendezvous] got a process of ", user_text(owner.uid), ", pid ", owner.pid,
+                              ", at ", point.text(),
+                              ", expected rank 0 of this run. Hint: with ZERO_TOKEN no other user can "
+                              "guess the name; ask that user, or give the run another id."));
+}
+
 base::Descriptor listen_local(const MeetingPoint& point) {
   const LocalAddress address(point.name);
   base::Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd && bind(fd.get(), address.get(), address.length) == 0 && listen(fd.get(), 1024) == 0) return fd;
   if (errno == EADDRINUSE) {
+    int error = 0;
+    ucred owner{};
+    if (!connect_local(address, SOCK_STREAM, &error, &owner) && error == EPERM) throw foreign_listener(point, owner);
     throw CommError(
         base::join("[comm::rendezvous] got a living rank 0 at ", point.text(),
                    ", expected none: two runs have the same run id. Hint: give each run its own id or port."));
@@ -70,9 +85,10 @@ base::Descriptor listen_local(const MeetingPoint& point) {
 std::string MeetingPoint::text() const { return name.empty() ? base::join(host, ":", port) : "@" + name; }
 
 std::string local_name(const char* purpose, const std::string& key) {
-  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
-  for (const unsigned char c : key) hash = (hash ^ c) * 1099511628211ull;
-  return base::join("zero-", purpose, "-", getuid(), "-", std::hex, hash);
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = base::join("zero-", purpose, "-", geteuid(), "-");
+  for (const unsigned char c : hmac_sha256(key, purpose).substr(0, 12)) text += {kDigits[c >> 4], kDigits[c & 15]};
+  return text;
 }
 
 LocalAddress::LocalAddress(const std::string& name) {
@@ -87,6 +103,36 @@ ucred other_end(int fd) {
   socklen_t length = sizeof peer;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) peer.uid = static_cast<uid_t>(-1);
   return peer;
+}
+
+bool is_own_user(const ucred& peer) {
+  static const uid_t nobody = [] {
+    uid_t user = 65534;
+    std::ifstream("/proc/sys/kernel/overflowuid") >> user;
+    return user;
+  }();
+  return peer.uid == geteuid() && (peer.uid != nobody || peer.pid != 0);
+}
+
+std::string user_text(uid_t user) {
+  char buffer[4096];
+  passwd entry{};
+  passwd* found = nullptr;
+  if (getpwuid_r(user, &entry, buffer, sizeof buffer, &found) != 0 || !found) return base::join("uid ", user);
+  return base::join(base::printable(entry.pw_name, base::Lines::Escape), " (uid ", user, ")");
+}
+
+base::Descriptor connect_local(const LocalAddress& address, int type, int* error, ucred* owner) {
+  // A blocking connect() waits without limit while the listener's queue is full.
+  base::Descriptor fd(socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd || connect(fd.get(), address.get(), address.length) != 0) {
+    *error = errno;
+    return base::Descriptor();
+  }
+  *owner = other_end(fd.get());
+  if (is_own_user(*owner)) return fd;
+  *error = EPERM;
+  return base::Descriptor();
 }
 
 MeetingPoint local_meeting_point(const std::string& key) { return {local_name("meet", key), "", 0}; }
@@ -123,17 +169,32 @@ base::Descriptor listen_at(MeetingPoint& point) {
                              "MASTER_PORT may be free."));
 }
 
-base::Descriptor connect_to(const MeetingPoint& point) {
+base::Descriptor connect_to(const MeetingPoint& point) { return Dialer().dial(point); }
+
+std::chrono::milliseconds Dialer::pause() {
+  thread_local std::minstd_rand random(std::random_device{}());
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin_).count();
+  const auto part = std::clamp<std::int64_t>(waited / 16, 10, 1000);
+  return std::chrono::milliseconds(part / 2 + std::uniform_int_distribution<std::int64_t>(0, part / 2)(random));
+}
+
+base::Descriptor Dialer::dial(const MeetingPoint& point) {
   if (!point.name.empty()) {
     const LocalAddress address(point.name);
-    base::Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!fd || connect(fd.get(), address.get(), address.length) != 0 || other_end(fd.get()).uid != getuid())
-      return base::Descriptor();
-    prepare_connection(fd.get());
+    int error = 0;
+    ucred owner{};
+    auto fd = connect_local(address, SOCK_STREAM, &error, &owner);
+    if (!fd && error == EPERM) throw foreign_listener(point, owner);
+    if (fd) prepare_connection(fd.get());
     return fd;
   }
-  const auto list = resolve(point.host, point.port);
-  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+  if (!addresses_ || point.host != resolved_.host || point.port != resolved_.port ||
+      Clock::now() - asked_ > std::chrono::seconds(1)) {
+    addresses_ = resolve(point.host, point.port);
+    resolved_ = point;
+    asked_ = Clock::now();
+  }
+  for (const addrinfo* entry = addresses_.get(); entry != nullptr; entry = entry->ai_next) {
     base::Descriptor fd(socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
     // Without a limit, a host that drops packets would block the caller for minutes.
     const timeval limit{3, 0};
@@ -150,7 +211,7 @@ base::Descriptor accept_from(const base::Descriptor& listener, bool* out_of_desc
     sockaddr_storage address{};
     socklen_t length = sizeof address;
     if (getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) continue;
-    if (address.ss_family == AF_UNIX && other_end(fd.get()).uid != getuid()) continue;
+    if (address.ss_family == AF_UNIX && !is_own_user(other_end(fd.get()))) continue;
     prepare_connection(fd.get());
     return fd;
   }

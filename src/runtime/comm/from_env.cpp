@@ -7,6 +7,7 @@
 #include "comm/group.h"
 #include "comm/transport.h"
 #include "net/process_info.h"
+#include "net/secret.h"
 #include "net/transport_choice.h"
 
 namespace zero {
@@ -48,17 +49,18 @@ bool Communicator::launched() { return net::identity_from_env().launched(); }
 
 std::shared_ptr<Communicator> Communicator::from_env() {
   const auto environment = net::process_environment();
-  const auto identity = net::identity_from_env();
+  auto identity = net::identity_from_env();
+  identity.secret = net::secret_of(identity, environment);
   const auto timeout = net::choose_timeout(environment);
   auto transport = rendezvous(identity, environment, timeout);
   transport->set_timeout(timeout);
   if (identity.rank == 0)
     base::log(LogLevel::Info,
               base::join("ranks: ", identity.size, " from ", identity.source, ", transport ", transport->name()));
-  if (identity.rank == 0 && !identity.one_host() && !environment("ZERO_TOKEN"))
+  if (identity.rank == 0 && !identity.one_host() && identity.secret.empty())
     base::log(LogLevel::Info,
-              "ranks of several hosts show each other no secret, so whoever reaches their ports can join them: use a "
-              "private network, and set ZERO_TOKEN to the same one for all");
+              "ZERO_TOKEN=none: ranks of several hosts prove no secret, so whoever reaches their ports can join them: "
+              "use a network of the run's own");
   return comm::make_communicator(std::move(transport));
 }
 

@@ -92,7 +92,7 @@ void Launcher::agree_on_names() {
   token_ = variable("ZERO_TOKEN");
   if (settings_.by_hand < 0 || settings_.hosts.size() == 1) {
     run_id_ = new_run_id();
-    if (token_.empty()) token_ = random_hex(32);
+    makes_token_ = token_.empty();
     return;
   }
   // Launchers that do not communicate must derive the same name and secret.
@@ -107,8 +107,13 @@ void Launcher::agree_on_names() {
     throw ConfigError(
         base::join("[zero run] got ZERO_RUN_ID=\"", run_id_.substr(0, 100),
                    "\", expected at most 100 letters, digits, dots, dashes and underscores, and no dot first"));
-  if (token_.empty())
-    sink_.notice(LogLevel::Info, "the ranks show each other no secret: set ZERO_TOKEN to the same one on every host");
+  if (token_.empty() && variable("ZERO_TOKEN_FILE").empty())
+    throw ConfigError(
+        "[zero run] got no ZERO_TOKEN for several hosts by hand, expected a secret that only their ranks have: whoever "
+        "reaches their ports could join them. Hint: set ZERO_TOKEN to the same random text on every host, for example "
+        "of `openssl rand -hex 32`, or ZERO_TOKEN_FILE to a file with it. ZERO_TOKEN=none does without, on a network "
+        "of "
+        "the run's own.");
 }
 
 // The ranks meet on the first host; if that one is left out, on the next.
@@ -120,6 +125,7 @@ std::string Launcher::master_address() const {
 
 std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt, int previous_world) const {
   std::vector<HostPlan> list;
+  const auto token = makes_token_ ? random_hex(32) : token_;  // another one for every attempt
   const std::vector<LaunchHost>& hosts = hosts_.now();
   int first_rank = 0;
   for (std::size_t h = 0; h < hosts.size(); ++h) {
@@ -143,7 +149,7 @@ std::vector<HostPlan> Launcher::plans(const std::string& run_id, int attempt, in
     plan.master_address = master_address();
     plan.master_port = settings_.master_port;
     if (!settings_.log_folder.empty()) plan.log_folder = (settings_.log_folder / run_id).string();
-    plan.token = token_;
+    plan.token = token;
     plan.pass_local_rank = settings_.pass_local_rank;
     plan.environment = settings_.environment;
     if (kept_.size() == host.slots.size())

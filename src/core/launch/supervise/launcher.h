@@ -103,6 +103,7 @@ class Launcher {
   JobHosts hosts_;
   std::optional<base::WorldRule> rule_;  // of the program's configuration, once a rank has published it
   std::string run_id_, token_;
+  bool makes_token_ = false;  // a secret of its own for every attempt
   std::map<std::string, std::string> others_environment_;
   std::vector<base::Descriptor> kept_;  // one per rank of this host, for all attempts with as many; empty: none
   int omp_threads_ = 0;

@@ -16,16 +16,16 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Distinguishes this run and attempt from concurrent ones.
+// Distinguishes this run and attempt from concurrent ones in the agent's store.
 std::string run_key(const net::ProcessInfo& identity) {
-  return base::join(identity.run_id, "|", identity.master_addr, "|", identity.master_port, "|",
-                    variable("TORCHELASTIC_RESTART_COUNT"));
+  return base::join(identity.run_id, "|", identity.master_addr, "|", identity.master_port, "|", identity.attempt);
 }
 
 // The agent's store, or null if no process listens yet. Connecting directly first avoids c10d's own attempts, which
 // write to stderr.
-c10::intrusive_ptr<c10d::Store> agent_store(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
-  if (!net::connect_to({"", identity.master_addr, identity.master_port})) return nullptr;
+c10::intrusive_ptr<c10d::Store> agent_store(const net::ProcessInfo& identity, net::Dialer& dialer,
+                                            std::chrono::milliseconds timeout) {
+  if (!dialer.dial({"", identity.master_addr, identity.master_port})) return nullptr;
   c10d::TCPStoreOptions options;
   options.port = static_cast<std::uint16_t>(identity.master_port);
   options.isServer = false;
@@ -37,13 +37,13 @@ c10::intrusive_ptr<c10d::Store> agent_store(const net::ProcessInfo& identity, st
 
 constexpr const char* kPlaceKey = "place";
 
-std::unique_ptr<FailureDetector> meet_by_agent(const net::ProcessInfo& identity, const std::string& token,
-                                               std::chrono::milliseconds timeout) {
+std::unique_ptr<FailureDetector> meet_by_agent(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
   const auto deadline = net::Clock::now() + timeout;
   c10::intrusive_ptr<c10d::Store> store;
+  net::Dialer dialer;
   try {
-    while (!(store = agent_store(identity, timeout)) && net::Clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    while (!(store = agent_store(identity, dialer, timeout)) && net::Clock::now() < deadline) {
+      std::this_thread::sleep_for(dialer.pause());
     }
   } catch (const CommError&) {
     throw;
@@ -65,7 +65,7 @@ std::unique_ptr<FailureDetector> meet_by_agent(const net::ProcessInfo& identity,
       throw CommError(
           base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
     }
-    return std::make_unique<FailureDetector>(identity, token, std::move(listener), timeout);
+    return std::make_unique<FailureDetector>(identity, std::move(listener), timeout);
   }
   // An earlier rendezvous of this run may have left its port in the store. No process listens on it, and the key is
   // read again.
@@ -78,7 +78,7 @@ std::unique_ptr<FailureDetector> meet_by_agent(const net::ProcessInfo& identity,
           base::join("[comm::rendezvous] got '", first_line(error), "', expected the agent's store to answer."));
     }
   };
-  return std::make_unique<FailureDetector>(identity, token, locate, timeout);
+  return std::make_unique<FailureDetector>(identity, locate, timeout);
 }
 
 class WatchStore : public c10d::Store {
@@ -115,10 +115,9 @@ class WatchStore : public c10d::Store {
 }  // namespace
 
 std::unique_ptr<FailureDetector> rendezvous(const net::ProcessInfo& identity, std::chrono::milliseconds timeout) {
-  const auto token = run_key(identity) + "|" + variable("ZERO_TOKEN");
   net::MeetingPoint point;
   if (identity.one_host()) {
-    point = net::local_meeting_point(run_key(identity));
+    point = net::local_meeting_point(net::key_of(identity));
   } else if (identity.master_addr.empty() || identity.master_port == 0) {
     throw ConfigError(
         base::join("[comm::rendezvous] got no address to meet at (", identity.source, ", ", identity.size, " ranks, ",
@@ -126,16 +125,16 @@ std::unique_ptr<FailureDetector> rendezvous(const net::ProcessInfo& identity, st
                    " on this host), expected MASTER_ADDR and MASTER_PORT. "
                    "Hint: set both to the host of rank 0 and a free port of it, the same on every rank."));
   } else if (variable("TORCHELASTIC_USE_AGENT_STORE") == "True") {
-    return meet_by_agent(identity, token, timeout);
+    return meet_by_agent(identity, timeout);
   } else {
     point = {"", identity.master_addr, identity.master_port};
   }
   if (identity.rank != 0) {
     return std::make_unique<FailureDetector>(
-        identity, token, [&] { return point; }, timeout);
+        identity, [&] { return point; }, timeout);
   }
   auto listener = net::listen_at(point);
-  return std::make_unique<FailureDetector>(identity, token, std::move(listener), timeout);
+  return std::make_unique<FailureDetector>(identity, std::move(listener), timeout);
 }
 
 c10::intrusive_ptr<c10d::Store> store_of(FailureDetector& watch, std::chrono::milliseconds timeout) {

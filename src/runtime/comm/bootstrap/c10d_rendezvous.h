@@ -11,7 +11,7 @@
 namespace zero::comm {
 
 // Connects the ranks at
-//   a unix socket in a private directory                if all ranks are on one host,
+//   an abstract unix socket                             if all ranks are on one host,
 //   a port published in the agent's TCPStore            under torchrun, whose agent uses MASTER_PORT,
 //   MASTER_ADDR:MASTER_PORT, where rank 0 listens       otherwise.
 // Throws CommError that names missing ranks after `timeout`, ConfigError if several hosts have no address to use.

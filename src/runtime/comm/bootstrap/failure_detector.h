@@ -1,6 +1,7 @@
 // Detects failed ranks and tells every rank. Connections form a star through rank 0, separate from data connections. A
 // connection that closes without a goodbye means that the rank died. The connections also carry failure reasons, small
-// keys and progress queries. One thread per rank answers even if the rank itself is blocked. Moves no tensors.
+// keys and progress queries. One thread per rank answers even if the rank itself is blocked. Every connection begins
+// with a handshake in which both sides prove the run's secret (net/secret.h). Moves no tensors.
 #pragma once
 #include <unistd.h>
 
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "comm/transport.h"
+#include "net/secret.h"
 #include "net/socket.h"
 
 namespace zero::comm {
@@ -33,12 +35,10 @@ class FailureDetector {
   using Locate = std::function<net::MeetingPoint()>;
 
   // Rank 0: waits for all other ranks at `listener`. Throws CommError that names the first missing rank after
-  // `timeout`. All ranks pass the same `token`; connections with another one are rejected.
-  FailureDetector(const net::ProcessInfo& identity, const std::string& token, base::Descriptor listener,
-                  std::chrono::milliseconds timeout);
+  // `timeout`. Connections that do not prove the key of `identity` (net::key_of) are rejected.
+  FailureDetector(const net::ProcessInfo& identity, base::Descriptor listener, std::chrono::milliseconds timeout);
   // Other ranks: connects to rank 0 and waits until all ranks have connected. Throws likewise.
-  FailureDetector(const net::ProcessInfo& identity, const std::string& token, const Locate& locate,
-                  std::chrono::milliseconds timeout);
+  FailureDetector(const net::ProcessInfo& identity, const Locate& locate, std::chrono::milliseconds timeout);
   // Sends a goodbye, so that the peers do not report this rank as dead.
   ~FailureDetector();
   FailureDetector(const FailureDetector&) = delete;
@@ -68,38 +68,48 @@ class FailureDetector {
 
   // The numeric address of this host as seen by the others; loopback if all ranks are on it.
   const std::string& own_address() const { return own_address_; }
+  // Random bytes of this rendezvous that all ranks have: with them, proofs over other connections are of this one only.
+  const std::string& session() const { return session_; }
 
  private:
   struct Link {
-    int rank = -1;  // -1: not identified yet
+    int rank = -1;  // -1: not proved yet
     base::Descriptor fd;
     std::string in, out;
     net::Clock::time_point since;
+    net::Handshake handshake;
+    int error = 0;  // why it ended; 0: the peer closed it
   };
+  enum class Entry { Waits, Proved, Refused };
 
-  void gather_peers(base::Descriptor listener, net::Clock::time_point deadline, const std::string& token);
-  bool admit(Link& link, const net::Frame& hello, const std::string& token);
+  void gather_peers(base::Descriptor listener, net::Clock::time_point deadline);
+  Entry introduce(Link& link);
   std::string missing(int* first) const;
-  void join_hub(const Locate& locate, net::Clock::time_point deadline, const std::string& token);
+  void join_hub(const Locate& locate, net::Clock::time_point deadline);
+  bool prove_to_hub(Link& link, const net::Frame& challenge);
   void run();
   void handle(const net::Frame& frame, int from);
   void link_ended(Link& link);
   void note_failure(int rank, const std::string& reason);
+  bool store(const std::string& key, std::string value);
   std::string progress_payload() const;  // requires the mutex
   // Queues a frame for every link except rank `except`'s and sends what does not block.
   void post(char kind, int rank, std::string_view payload, int except);
   static bool flush(Link& link);    // false: broken
-  static bool receive(Link& link);  // false: closed
+  static bool receive(Link& link);  // false: closed. A limited amount for each call
   bool hub() const { return rank_ == 0; }
 
   const pid_t pid_ = ::getpid();
   const int rank_, size_;
   const std::string where_;
-  std::string own_address_;
+  const std::string key_;
+  std::string own_address_, session_;
+  std::string unproved_;      // a connection that could not prove the secret, for messages
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable news_;
   std::vector<Link> links_;
   std::map<std::string, std::string> keys_;
+  std::size_t keys_bytes_ = 0;
   std::optional<PeerFailure> failure_;
   std::vector<bool> left_;
   std::vector<PeerProgress> progress_;

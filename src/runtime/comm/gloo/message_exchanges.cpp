@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include "base/check.h"
 #include "comm/gloo/messenger.h"
 
 namespace zero::comm {
@@ -12,6 +13,8 @@ namespace {
 
 // Bytes of a control message that need no second round, and of the slot that holds it.
 constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
+// A longer one is no message of all_gather_bytes.
+constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
 
 }  // namespace
 
@@ -41,6 +44,9 @@ std::vector<std::string> all_gather_bytes(MessageWork& work, const std::vector<i
   std::vector<at::Tensor> rest(ranks.size());
   work.then_post([&] {
     each_peer([&](std::size_t i) {
+      if (length(i) < 0 || length(i) > kMostBytes)
+        work.fail_all_ranks(base::join("got a message of ", static_cast<std::uint64_t>(length(i)), " bytes from rank ",
+                                       ranks[i], ", expected at most ", kMostBytes));
       rest[i] = at::empty({std::max<std::int64_t>(0, length(i) - kInline)}, at::kByte);
       work.receive(ranks[i], rest[i]);
     });

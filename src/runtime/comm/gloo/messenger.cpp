@@ -16,12 +16,12 @@
 #include <sstream>
 #include <system_error>
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "base/check.h"
 #include "comm/bootstrap/c10d_rendezvous.h"
 #include "comm/bootstrap/fault_attribution.h"
+#include "comm/gloo/mesh.h"
 
 namespace zero::comm {
 namespace {
@@ -358,29 +358,9 @@ void Messenger::Lane::connect(milliseconds limit) {
   watch = rendezvous(identity, limit);
   hosts = meet_hosts(limit);
   const auto left = std::max(milliseconds(1), std::chrono::duration_cast<milliseconds>(deadline - net::Clock::now()));
-  try {
-    auto options = c10d::ProcessGroupGloo::Options::create(left);
-    options->threads = 1;  // messages need no thread, but c10d requires one
-    const char* interface = std::getenv("GLOO_SOCKET_IFNAME");
-    if (identity.one_host()) {
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    } else if (interface != nullptr && *interface != '\0') {
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(interface));
-    } else {
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(watch->own_address()));
-    }
-    const auto store = store_of(*watch, left);
-    up = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank(), size(), options);
-    down = c10::make_intrusive<c10d::ProcessGroupGloo>(c10::make_intrusive<c10d::PrefixStore>("down", store), rank(),
-                                                       size(), options);
-  } catch (const std::exception& error) {
-    if (const auto cause = watch->cause(milliseconds(200))) throw CommError(cause->reason, cause->rank);
-    const auto text =
-        base::join("[comm::gloo] got '", first_line(error), "', expected connections to all ranks (rank ", rank(), "/",
-                   size(), "). Hint: set GLOO_SOCKET_IFNAME to the interface that joins the hosts.");
-    watch->abort(rank(), text);
-    throw CommError(text, rank());
-  }
+  auto mesh = connect_mesh(identity, *watch, left);
+  up = std::move(mesh.up);
+  down = std::move(mesh.down);
   watch->on_failure([this](const PeerFailure& cause) { stop_all(cause); });
 }
 
