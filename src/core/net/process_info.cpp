@@ -230,7 +230,18 @@ class Reader {
       if (!environment_("MASTER_PORT"))
         identity.master_port = static_cast<int>(20000 + static_cast<unsigned long long>(job * 13 + step) % 12000);
     }
-    if (identity.one_host()) return;
+    if (identity.one_host()) {
+      // Half of an address would be part of no run's name, so ranks started by different parents would not meet.
+      const bool named = environment_("ZERO_RUN_ID") || environment_("TORCHELASTIC_RUN_ID");
+      if (set.launcher == Launcher::Torchrun && !named && identity.master_addr.empty() != (identity.master_port == 0))
+        faults_.push_back(
+            identity.master_port == 0
+                ? join("got MASTER_ADDR=", identity.master_addr,
+                       " without MASTER_PORT, expected both or none (a free port, the same on every rank)")
+                : join("got MASTER_PORT=", identity.master_port,
+                       " without MASTER_ADDR, expected both or none (127.0.0.1 on one host)"));
+      return;
+    }
     if (identity.master_addr.empty())
       faults_.push_back(join("got ", identity.size, " ranks on several hosts (", set.source,
                              ") without MASTER_ADDR, expected the host of rank 0"));

@@ -305,6 +305,18 @@ TEST(Judgement, AllLostTheirPeers) {
   EXPECT_NE(r.hint.find("rank 2 had ended with exit code 0 before"), std::string::npos) << r.hint;
 }
 
+TEST(Judgement, AHostThatDoesNotAnswerIsTheCauseWhereOthersLostTheirPeers) {
+  Evidence e = evidence(2);
+  Death silent = ended(1, -1, 25);
+  silent.lost = "its host wb did not answer";
+  silent.after_stop = silent.sent = true;
+  e.deaths = {ended(0, 6, 20), silent};
+  EXPECT_EQ(find_root_cause(e).rank, 1);
+  EXPECT_EQ(find_root_cause(e).cause, "its host wb did not answer");
+  e.deaths = {ended(0, 42, 20), silent};
+  EXPECT_EQ(find_root_cause(e).rank, 0) << "a rank that failed by itself";
+}
+
 TEST(Judgement, OutOfMemoryIsClaimedOnlyWithTheKernelsWord) {
   Evidence e = evidence(2);
   e.deaths = {killed(1, SIGKILL)};

@@ -225,6 +225,10 @@ TEST(ProcessInfo, RunIds) {
   EXPECT_EQ(identity(kTorchrun).run_id, "torchelastic-none-29501-2");
   EXPECT_EQ(identity(with(kSlurm, {{"ZERO_RUN_ID", "mine"}})).run_id, "mine");
   EXPECT_EQ(identity(with(kOneHost, {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "4000"}})).run_id, "localhost:4000");
+  EXPECT_CONTAINS(error(with(kOneHost, {{"MASTER_ADDR", "localhost"}})),
+                  "got MASTER_ADDR=localhost without MASTER_PORT, expected both or none");
+  EXPECT_CONTAINS(error(with(kOneHost, {{"MASTER_PORT", "4000"}})), "got MASTER_PORT=4000 without MASTER_ADDR");
+  EXPECT_EQ(identity(with(kOneHost, {{"MASTER_ADDR", "localhost"}, {"ZERO_RUN_ID", "r"}})).run_id, "r");
   EXPECT_EQ(identity(kOneHost).run_id, "parent-123-456");
   EXPECT_EQ(identity(kMpich).run_id, "parent-123-456");
   EXPECT_EQ(identity(with(kOpenMpi, {{"PMIX_NAMESPACE", "prterun-host-7@1"}})).run_id, "pmix-prterun-host-7@1");

@@ -240,6 +240,13 @@ FailureReport find_root_cause(const Evidence& e) {
   }
   const bool hang = e.hang && (!root || root->after_stop);
   if (hang) root = nullptr;
+  // Ranks that lost their peers notice a cut link before the launcher misses the host.
+  if (!root && !hang)
+    for (const Death& d : e.deaths)
+      if (!d.lost.empty()) {
+        root = &d;
+        break;
+      }
   if (!root && !hang)
     for (const Death& d : e.deaths)
       if (is_failure(d) && !d.sent) {

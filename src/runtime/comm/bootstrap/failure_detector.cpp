@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 
 #include "base/check.h"
@@ -26,6 +27,11 @@ constexpr std::size_t kMostUnprovedBytes = 256;
 constexpr std::size_t kMostAtOnce = 2 * net::kMaxPayload;
 // Keys: addresses of data connections, which grow with the number of ranks.
 constexpr std::size_t kMostKeyBytes = 1 << 20, kMostKeyBytesOfRank = 256 << 10;
+
+// A rank that waits for so long in a call tells rank 0 its latest ones.
+constexpr auto kLongWait = std::chrono::seconds(2);
+constexpr int kTickMs = 1000;
+constexpr std::size_t kMostCalls = 32, kMostCallBytes = 1024;
 
 }  // namespace
 
@@ -120,11 +126,12 @@ void FailureDetector::run() {
       if (stop_ && !stopping) stopping = net::Clock::now() + std::chrono::milliseconds(500);
     }
     if (stopping && (!unsent || net::Clock::now() > *stopping)) return;
-    poll(polled.data(), polled.size(), first ? 0 : stopping ? 20 : -1);
+    poll(polled.data(), polled.size(), first ? 0 : stopping ? 20 : kTickMs);
     if (polled[0].revents != 0) {
       eventfd_t ignored;
       eventfd_read(wake_.get(), &ignored);
     }
+    if (!stopping) report_wait();
     // After start-up links are never moved, and only this thread closes them.
     for (std::size_t i = 0; i < links_.size(); ++i) {
       // Frames that followed the welcome were received with it.
@@ -155,6 +162,7 @@ void FailureDetector::handle(const net::Frame& frame, int from) {
                  base::printable(frame.payload.substr(std::min(space + 1, frame.payload.size()))));
     return;
   }
+  if (frame.kind == frame::kWaits) return compare_waits(frame.rank, frame.payload);
   bool too_many = false;
   {
     std::lock_guard lock(mutex_);
@@ -211,9 +219,15 @@ void FailureDetector::link_ended(Link& link) {
     death = !left_[link.rank] && !stop_;
   }
   if (!death) return;
+  // A process that ends closes its connections. One that cannot be reached does not: only time limits tell.
+  const bool cut = link.error == ETIMEDOUT || link.error == EHOSTUNREACH || link.error == ENETUNREACH ||
+                   link.error == EHOSTDOWN || link.error == ENETDOWN;
   const auto reason =
-      base::join("[comm::watch] got the end of rank ", link.rank, "'s process, expected it to go on (", where_,
-                 "). Hint: look at that rank's own output; 'killed' often means out of memory.");
+      cut ? base::join("[comm::watch] got no answer from rank ", link.rank, "'s host for 20 s (",
+                       std::strerror(link.error), "), expected one (", where_,
+                       "). Hint: that host stopped, or the network to it is cut; the rank itself may be alive.")
+          : base::join("[comm::watch] got the end of rank ", link.rank, "'s process, expected it to go on (", where_,
+                       "). Hint: look at that rank's own output; 'killed' often means out of memory.");
   if (hub()) post(frame::kAbort, 0, base::join(link.rank, " ", reason), link.rank);
   note_failure(link.rank, reason);
 }
@@ -259,12 +273,54 @@ bool FailureDetector::has(const std::string& key) {
 void FailureDetector::began(std::uint64_t sequence, std::string op) {
   std::lock_guard lock(mutex_);
   own_progress_.begun = sequence;
+  if (calls_.size() == kMostCalls) calls_.pop_front();
+  calls_.push_back({sequence, op, net::Clock::now(), false});
   own_progress_.op = std::move(op);
 }
 
 void FailureDetector::ended(std::uint64_t sequence) {
   std::lock_guard lock(mutex_);
   own_progress_.ended = std::max(own_progress_.ended, sequence);
+  for (auto& call : calls_) call.ended |= call.sequence == sequence;
+}
+
+// Calls that this rank has left count as well: it may have sent what it had to send in a call that others do not make.
+void FailureDetector::report_wait() {
+  std::string lines;
+  {
+    std::lock_guard lock(mutex_);
+    const auto open = std::find_if(calls_.begin(), calls_.end(), [](const OwnCall& call) { return !call.ended; });
+    if (failure_ || open == calls_.end() || net::Clock::now() - open->begun < kLongWait) return;
+    const std::pair state(open->sequence, calls_.back().sequence);
+    if (std::exchange(reported_, state) == state) return;
+    for (const auto& call : calls_) lines += base::join(call.sequence, " ", call.op.substr(0, kMostCallBytes), "\n");
+  }
+  if (hub()) return compare_waits(0, lines);
+  post(frame::kWaits, rank_, lines, -1);
+}
+
+// Two different calls of the same number never end, so there is nothing to wait for.
+void FailureDetector::compare_waits(int rank, const std::string& calls) {
+  if (!hub()) return;
+  waits_.resize(static_cast<std::size_t>(size_));
+  auto& own = waits_[static_cast<std::size_t>(rank)];
+  own.clear();
+  std::istringstream in(calls);
+  std::uint64_t sequence = 0;
+  for (std::string op; in >> sequence && in.ignore(1) && std::getline(in, op);)
+    own[sequence] = base::printable(op, base::Lines::Escape);
+  for (const auto& [number, op] : own) {
+    for (int other = 0; other < size_; ++other) {
+      const auto& theirs = waits_[static_cast<std::size_t>(other)];
+      const auto found = theirs.find(number);
+      if (found == theirs.end() || found->second == op) continue;
+      const auto first = std::min(rank, other), second = std::max(rank, other);
+      return abort(
+          -1, base::join("[Communicator] got different calls, expected the same on every rank: rank ", first, " calls ",
+                         first == rank ? op : found->second, ", rank ", second, " calls ",
+                         first == rank ? found->second : op, " (operation ", number, "). Hint: ", kSameCallsHint, "."));
+    }
+  }
 }
 
 std::vector<PeerProgress> FailureDetector::ask_progress(std::chrono::milliseconds limit) {

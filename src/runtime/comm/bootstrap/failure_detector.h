@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -50,7 +51,8 @@ class FailureDetector {
   std::string get(const std::string& key, net::Clock::time_point deadline);
   bool has(const std::string& key);
 
-  // Records the operation that this rank began or ended last, for progress queries.
+  // Records the operation that this rank began or ended last, for progress queries. The run fails within a few seconds
+  // if ranks wait in operations whose texts differ although they have the same number.
   void began(std::uint64_t sequence, std::string op);
   void ended(std::uint64_t sequence);
   // Queries the progress of every rank; blocks for at most `limit`.
@@ -81,6 +83,12 @@ class FailureDetector {
     int error = 0;  // why it ended; 0: the peer closed it
   };
   enum class Entry { Waits, Proved, Refused };
+  struct OwnCall {
+    std::uint64_t sequence;
+    std::string op;
+    net::Clock::time_point begun;
+    bool ended;
+  };
 
   void gather_peers(base::Descriptor listener, net::Clock::time_point deadline);
   Entry introduce(Link& link);
@@ -90,6 +98,8 @@ class FailureDetector {
   void run();
   void handle(const net::Frame& frame, int from);
   void link_ended(Link& link);
+  void report_wait();
+  void compare_waits(int rank, const std::string& calls);
   void note_failure(int rank, const std::string& reason);
   bool store(const std::string& key, std::string value);
   std::string progress_payload() const;  // requires the mutex
@@ -114,6 +124,10 @@ class FailureDetector {
   std::vector<bool> left_;
   std::vector<PeerProgress> progress_;
   PeerProgress own_progress_{true, 0, 0, "nothing"};
+  std::deque<OwnCall> calls_;                               // the latest
+  std::pair<std::uint64_t, std::uint64_t> reported_{0, 0};  // the first open and the last call of the last report
+  // At rank 0, for its thread: what each rank has reported.
+  std::vector<std::map<std::uint64_t, std::string>> waits_;
   std::function<void(const PeerFailure&)> callback_;
   bool stop_ = false;
   base::Descriptor wake_;

@@ -14,5 +14,6 @@ inline constexpr char kKey = 'K';       // "key\0value"
 inline constexpr char kAbort = 'X';     // "rank reason": that rank failed
 inline constexpr char kFarewell = 'B';  // this rank ends normally
 inline constexpr char kAsk = 'Q', kProgress = 'P';
+inline constexpr char kWaits = 'N';  // to the hub: the latest calls, a line each, of a rank that waits in one
 
 }  // namespace zero::comm::frame
