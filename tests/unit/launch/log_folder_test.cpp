@@ -51,8 +51,8 @@ TEST(LogFolder, AppendsAndRewrites) {
 
 TEST(LogFolder, FollowsNoLink) {
   const test::TempFolder place;
-  const std::string victim = place.file("victim");
-  std::ofstream(victim) << "mine\n";
+  const std::string victim = place.file("victim"), other = place.file("other");
+  for (const auto& file : {victim, other}) std::ofstream(file) << "mine\n";
   fs::create_directory(place.file("elsewhere"));
   fs::create_symlink(place.file("elsewhere"), place.file("run-1"));
   EXPECT_NE(refusal([&] { LogFolder{place.file("run-1")}; }).find("it is a link or a file, expected a folder"),
@@ -60,7 +60,7 @@ TEST(LogFolder, FollowsNoLink) {
   fs::create_directory(place.file("run-2"));
   const LogFolder folder(place.file("run-2"));
   fs::create_symlink(victim, place.file("run-2/symbolic"));
-  fs::create_hard_link(victim, place.file("run-2/hard"));
+  fs::create_hard_link(other, place.file("run-2/hard"));
   ASSERT_EQ(mkfifo(place.file("run-2/fifo").c_str(), 0666), 0);
   for (const char* name : {"symbolic", "hard", "fifo"}) {
     EXPECT_EQ(refusal([&] { folder.append(name); }).find("[--log-dir] cannot write to " + place.file("run-2/")), 0u)
@@ -68,7 +68,7 @@ TEST(LogFolder, FollowsNoLink) {
     EXPECT_EQ(refusal([&] { folder.rewrite(name); }).find("[--log-dir] cannot write to " + place.file("run-2/")), 0u)
         << name;
   }
-  EXPECT_EQ(slurp(victim), "mine\n");
+  EXPECT_EQ(slurp(victim) + slurp(other), "mine\nmine\n");
 }
 
 TEST(LogFolder, OfAnotherUserIsRefused) {
