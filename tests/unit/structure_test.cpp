@@ -174,6 +174,7 @@ TEST(Structure, OutsideLibrariesHaveOneHome) {
   const std::vector<std::pair<std::regex, std::vector<std::string>>> homes{
       {std::regex("^#include <(torch/csrc/distributed|gloo|nccl)"), {"src/runtime/comm/"}},
       {std::regex("^#include <liburing"), {"src/core/storage/"}},
+      {std::regex("^#include <sodium"), {"src/core/net/"}},
       {std::regex("^#include <hwy/"), {"src/core/kernels/"}},
   };
   for (const auto& file : sources_under(kRoot / "src")) {

@@ -22,7 +22,8 @@ struct Member {
 
 // Blocks until all ranks of `identity.run_id` have connected. Returns one Member per rank, including this one.
 // CommError: ranks that did not connect within `timeout`, a rank that two processes claim, a rank that died meanwhile,
-// a rank of a different world size, too few file descriptors. abort_check, if given, is called about every 100 ms and may throw.
+// a rank of a different world size, too few file descriptors. abort_check, if given, is called about every 100 ms and
+// may throw.
 std::vector<Member> rendezvous(const net::ProcessInfo& identity, int memory, std::chrono::milliseconds timeout,
                                const std::function<void()>& abort_check = nullptr);
 
