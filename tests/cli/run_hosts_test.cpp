@@ -525,9 +525,11 @@ TEST(RunByHand, SeveralHostsNeedASecret) {
 }
 
 TEST(RunByHand, AFailureIsNumberedAsInTheWorld) {
-  Process p({ZERO_BINARY_DIR "/bin/zero", "run", "--nnodes=2", "--node_rank=1", "-n2", "--master_addr=10.0.0.1", kRank,
-             "3:sleep=100", "3:exit=9", "sleep=60000"},
-            {"ZERO_TOKEN=ours"});
+  Process p({{ZERO_BINARY_DIR "/bin/zero", "run", "--nnodes=2", "--node_rank=1", "-n2", "--master_addr=10.0.0.1", kRank,
+              "3:sleep=100", "3:exit=9", "sleep=60000"},
+             {"ZERO_TOKEN=ours"},
+             {},
+             -1});
   EXPECT_EQ(p.wait(), 9);
   EXPECT_NE(p.err.find("root cause   rank 3 of 4, host "), std::string::npos) << p.err;
   EXPECT_NE(p.err.find("rank 2 was stopped"), std::string::npos) << p.err;

@@ -166,7 +166,7 @@ void prove_pairs(const Mesh& mesh, const net::ProcessInfo& identity, FailureDete
 Mesh connect_mesh(const net::ProcessInfo& identity, FailureDetector& watch, milliseconds limit) {
   const auto deadline = net::Clock::now() + limit;
   try {
-    net::reserve_descriptors(2 * identity.size, base::join("connections to ", identity.size - 1, " ranks over TCP"),
+    net::reserve_descriptors(2 * identity.size, base::join("the connections over TCP of a world of ", identity.size),
                              base::join("rank ", identity.rank, "/", identity.size));
   } catch (const CommError& error) {
     watch.abort(identity.rank, error.what());
