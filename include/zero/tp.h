@@ -63,8 +63,8 @@ struct CrossEntropyOptions {
 
 // Mean cross entropy in nats, a scalar in fp32, of logits that are divided over the vocabulary: rank j of t has columns
 // [floor(j * V / t), floor((j + 1) * V / t)). logits: [n, columns of this rank], any floating dtype; targets: int64
-// [n], equal on all ranks. One all-gather of 3 fp32 numbers a row (4 with label smoothing); backward is local. NaN if
-// no row counts, as torch's. Throws c10::IndexError on all ranks for a target outside of the vocabulary.
+// [n], equal on all ranks. One all-gather of 3 fp32 numbers a row (4 with label smoothing); backward is local. If none
+// counts, NaN with gradient 0, as torch's. Throws c10::IndexError on all ranks for a target outside of the vocabulary.
 ZERO_API at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets, const Group& group,
                                   const CrossEntropyOptions& options = {});
 

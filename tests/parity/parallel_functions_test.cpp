@@ -252,6 +252,28 @@ TEST(VocabularyParallelLoss, EqualsTorchInDouble) {
     });
 }
 
+// A micro-batch of masked samples must not spoil the gradients of the step's others.
+TEST(VocabularyParallelLoss, WithoutARowThatCountsTheGradientIsZero) {
+  run(2, [](const auto& comm) {
+    for (const double smoothing : {0.0, 0.1})
+      for (const std::int64_t rows : {0, 3}) {
+        auto own = draw({rows, 4}, 3).requires_grad_();
+        const auto loss =
+            tp::cross_entropy(own, at::full({rows}, -100, at::kLong), comm, {.label_smoothing = smoothing});
+        require(std::isnan(loss.template item<double>()), "a loss of no row that is no NaN");
+        loss.backward();
+        require_equal(own.grad(), at::zeros_like(own), "the gradient of rows that do not count");
+      }
+  });
+  run(1, [](const auto& comm) {  // no other class to smooth over
+    auto own = draw({3, 1}, 3).requires_grad_();
+    const auto loss = tp::cross_entropy(own, at::zeros({3}, at::kLong), comm, {.label_smoothing = 0.1});
+    loss.backward();
+    require(loss.template item<double>() == 0, "the loss of the only class");
+    require_equal(own.grad(), at::zeros_like(own), "the gradient of the only class");
+  });
+}
+
 TEST(VocabularyParallelLoss, Values) {
   run(2, [](const auto& comm) {
     const auto whole = at::tensor({1.0F, 2.0F, 0.5F, -1.0F}).view({1, 4});

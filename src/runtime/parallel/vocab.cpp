@@ -36,6 +36,7 @@ struct Problem {
 // The part of a target that is spread over all classes, with its own.
 double spread(const CrossEntropyOptions& options) {
   const auto classes = static_cast<double>(options.vocabulary);
+  if (options.vocabulary == 1) return 0;  // there is no other class
   return options.label_smoothing == 0 ? 0 : options.label_smoothing * classes / (classes - 1);
 }
 
@@ -99,7 +100,8 @@ class VocabParallelCrossEntropy : public torch::autograd::Function<VocabParallel
     const auto& [group, options, begin] = static_cast<const SavedProblem&>(*holder).problem;
     const auto saved = context->get_saved_variables();
     const auto &logits = saved[0], &targets = saved[1], &normalizer = saved[2], &counted = saved[3];
-    const auto factor = gradients[0].to(at::kFloat) / counted;
+    // Where no row counts, the loss is NaN, and its gradient 0, as torch's.
+    const auto factor = gradients[0].to(at::kFloat) / counted.clamp_min(1);
     auto gradient = at::empty_like(logits, at::MemoryFormat::Contiguous);
     by_rows(logits, [&](std::int64_t row, std::int64_t count) {
       const auto of_rows = targets.narrow(0, row, count);
