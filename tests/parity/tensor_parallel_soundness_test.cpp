@@ -351,6 +351,77 @@ TEST(TensorParallelSoundness, SegmentsWithBlocksWithoutGradients) {
   });
 }
 
+// A reversible block: y = x + f(x0) on the other half. Its backward runs f without grad mode to get the input back, and
+// then f again for the gradients.
+struct Reversible : torch::autograd::Function<Reversible> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, std::int64_t module) {
+    const auto halves = x.chunk(2, -1);
+    const auto y = at::cat({halves[0], halves[1] + of(module)(halves[0])}, -1);
+    context->save_for_backward({y});
+    context->saved_data["module"] = module;
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto f = of(context->saved_data["module"].toInt());
+    const auto halves = context->get_saved_variables()[0].chunk(2, -1);
+    const auto gradient = gradients[0].chunk(2, -1);
+    const auto second = halves[1] - f(halves[0]);
+    const at::AutoGradMode grad_mode(true);
+    const auto first = halves[0].detach().requires_grad_();
+    const auto again = (f(first) * (1 + second.detach())).sum() * 0.5;  // an input that is off spoils the gradients
+    again.backward();
+    return {at::cat({gradient[0] + first.grad(), gradient[1]}, -1), at::Tensor()};
+  }
+  static std::function<at::Tensor(const at::Tensor&)> of(std::int64_t module) {
+    return [module](const at::Tensor& x) {
+      auto& m = *reinterpret_cast<PairImpl*>(module);
+      return m.down(torch::tanh(m.up(x)));
+    };
+  }
+};
+
+// Modules that run in the backward of a Function, where autograd has turned grad mode off.
+TEST(TensorParallelSoundness, ModulesInTheBackwardOfAFunction) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto loss_of = [](PairImpl& m) {
+      const auto x = draw({4, 12}, 1).requires_grad_();
+      return Reversible::apply(x, reinterpret_cast<std::int64_t>(&m)).pow(2).mean();
+    };
+    const auto plain = std::make_shared<PairImpl>(), module = std::make_shared<PairImpl>();
+    loss_of(*plain).backward();
+    auto engine = engine_of(module, comm, options_of_pair());
+    engine.backward(loss_of(*module));
+    for (const auto& item : plain->named_parameters())
+      require(at::allclose(engine.gradient(item.key()), item.value().grad(), 1e-5, 1e-6),
+              "the gradient of " + item.key());
+  });
+}
+
+// An operator that a module could not run with a part is no formula of a Function either, unless it multiplies.
+struct Reads : torch::autograd::Function<Reads> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight) {
+    context->save_for_backward({weight});
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0] * context->get_saved_variables()[0].pow(2).sum(), at::Tensor()};
+  }
+};
+
+TEST(TensorParallelSoundness, OtherOperatorsInTheBackwardOfAFunctionAreRefused) {
+  expect_passed({"shm", 2}, [](const auto& comm) {
+    const auto module = std::make_shared<PairImpl>();
+    module->body = [](PairImpl& m, const at::Tensor& x) {
+      return Reads::apply(m.down(torch::tanh(m.up(x))), m.up->weight.detach());
+    };
+    auto engine = engine_of(module, comm, options_of_pair());
+    const auto text = config_error_of([&] { engine.backward(module->forward(draw({4, 6}, 1)).pow(2).mean()); });
+    require(text.find("aten::pow reads up.weight") != std::string::npos, text);
+  });
+}
+
 // The last Engine that ran a forward is not the one whose segments run again.
 TEST(TensorParallelSoundness, SegmentsOfTwoEngines) {
   expect_passed({"shm", 2}, [](const auto& comm) {

@@ -1,6 +1,7 @@
 #include "parallel/split_products.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <xxhash.h>
 #include <zero/errors.h>
@@ -9,6 +10,8 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <typeinfo>
+#include <unordered_set>
 #include <utility>
 
 #include "base/check.h"
@@ -44,6 +47,23 @@ const Product* product_of(const std::string& name) {
 }
 
 bool adds(const std::string& name) { return name == "aten::add" || name == "aten::add_"; }
+
+// The products of a formula that a Function computes itself.
+bool multiplies(const std::string& name) {
+  static const auto* const names = new std::unordered_set<std::string>{
+      "aten::linear",  "aten::addmm", "aten::addmm_", "aten::matmul",    "aten::mm",   "aten::bmm",
+      "aten::baddbmm", "aten::mv",    "aten::einsum", "aten::tensordot", "aten::inner"};
+  return names->contains(name);
+}
+
+// Whether autograd runs the backward of a Function of the program. Its own nodes have classes of their own.
+bool in_function() {
+  const auto node = torch::autograd::get_current_node();
+  if (!node) return false;
+  const auto& value = *node;
+  const std::string_view name = typeid(value).name();
+  return name.find("CppNode") != name.npos || name.find("PyNode") != name.npos;
+}
 
 // Whether the tensor is all of a part, or its transpose.
 bool is_all_of(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes, bool transposed) {
@@ -106,14 +126,31 @@ void SplitProducts::end_run() noexcept {
   regions_.pop_back();
 }
 
-// Autograd's own formulas read the parts as they are. Modules run outside of backward, or in recomputations: those of
-// segments, and others, which enable grad mode.
-bool SplitProducts::in_backward_formula() const {
-  return regions_.size() == 1 && !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
+// Formulas of backward read the parts as they are. Modules run outside of backward; in recomputations, those of
+// segments and others, which enable grad mode; and in the backward of a Function, which need not enable it. A formula
+// multiplies the gradient by the weight, not by its transpose, so that the operand tells which of the two it is.
+bool SplitProducts::in_backward_formula(torch_hooks::OperatorCall& call, const Product* product, const Use* uses,
+                                        std::size_t count) const {
+  if (regions_.size() > 1 || at::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() == -1)
+    return false;
+  const bool of_function = in_function();
+  for (const auto* use = uses; use != uses + count; ++use) {
+    const auto& parameter = at(use->tag);
+    if (parameter.cut.kind == CutKind::Whole || parameter.cut.cut.sizes.size() != 2) continue;
+    if (call.name() == "aten::embedding") return false;
+    const auto& part = parameter.cut.cut.part_sizes(group_->rank());
+    // A part of one element is its own transpose.
+    if (product && use->argument == product->weight && !use->in_list && (of_function || part[0] * part[1] > 1) &&
+        is_all_of(call.argument(product->weight).toTensor(), part, product->transposed))
+      return false;
+    if (of_function && !multiplies(call.name())) return false;  // and is refused
+  }
+  return true;
 }
 
 void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std::size_t count) {
-  if (in_backward_formula()) return call.run();
+  const auto* const product = product_of<Product>(call.name());
+  if (in_backward_formula(call, product, uses, count)) return call.run();
   for (const auto* use = uses; use != uses + count; ++use) {
     const auto& parameter = at(use->tag);
     if (parameter.cut.kind != CutKind::Whole) continue;
@@ -121,7 +158,6 @@ void SplitProducts::handle(torch_hooks::OperatorCall& call, const Use* uses, std
     auto& argument = call.argument(use->argument);
     argument = tp::copy(argument.toTensor(), group_);  // sums the gradient
   }
-  const auto* const product = product_of<Product>(call.name());
   for (const auto* use = uses; use != uses + count; ++use) {
     const auto& parameter = at(use->tag);
     if (parameter.cut.kind == CutKind::Whole) continue;

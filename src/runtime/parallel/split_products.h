@@ -52,7 +52,8 @@ class SplitProducts final : public torch_hooks::CallHandler, public torch_hooks:
 
  private:
   struct Product;
-  bool in_backward_formula() const;
+  bool in_backward_formula(torch_hooks::OperatorCall& call, const Product* product, const Use* uses,
+                           std::size_t count) const;
   const Parameter& at(int tag) const { return *parameters_[static_cast<std::size_t>(tag)]; }
   int parts() const { return group_->size(); }
   void column(torch_hooks::OperatorCall& call, const Product& product, const Parameter& weight);
