@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/nn/module.h>
 #include <zero/build.h>
+#include <zero/build_generator.h>
 #include <zero/engine.h>
 #include <zero/read_scope.h>
 
@@ -64,6 +65,44 @@ class PyEngine {
 
  private:
   Owned<Held> owned_;
+};
+
+// In the place of torch.random.default_generator while a module is built: torch.manual_seed and its like, which are no
+// operators, see and leave the generator of an eager build.
+struct PyGenerator {
+  py::object real;
+
+  py::object attribute(const std::string& name) const {
+    const py::object found = real.attr(name.c_str());
+    if (PyCallable_Check(found.ptr()) == 0) return found;
+    return py::cpp_function([found](const py::args& values, const py::kwargs& words) {
+      zero::detail::lend_generator();
+      py::object result = found(*values, **words);
+      zero::detail::take_generator();
+      return result;
+    });
+  }
+};
+
+// Modules may be built in several threads, with the GIL.
+class GeneratorScope {
+ public:
+  GeneratorScope() {
+    if (scopes_++ > 0) return;
+    const auto random = py::module_::import("torch.random");
+    random.attr("default_generator") = PyGenerator{random.attr("default_generator")};
+  }
+  ~GeneratorScope() {
+    if (--scopes_ > 0) return;
+    const auto random = py::module_::import("torch.random");
+    const py::object held = random.attr("default_generator");
+    random.attr("default_generator") = held.cast<PyGenerator&>().real;
+  }
+  GeneratorScope(const GeneratorScope&) = delete;
+  GeneratorScope& operator=(const GeneratorScope&) = delete;
+
+ private:
+  inline static int scopes_ = 0;
 };
 
 struct PyGathered {
@@ -364,10 +403,19 @@ void bind_engine(py::module_& module) {
   local(c, "units", &zero::Engine::units);
   local(c, "unit_modules", &zero::Engine::unit_modules);
 
+  py::class_<PyGenerator>(module, "_BuildGenerator").def("__getattr__", &PyGenerator::attribute);
   module.def(
       "build",
       [](const py::function& make, std::optional<at::Device> device) {
-        return zero::build([&] { return make(); }, device.value_or(at::kCPU));
+        const GeneratorScope generator;
+        try {
+          return zero::build([&] { return make(); }, device.value_or(at::kCPU));
+        } catch (py::error_already_set& error) {
+          // data_ptr() of a parameter without values: torch reports what its memory's guard says.
+          const auto text = py::str(error.value()).cast<std::string>();
+          if (!error.matches(PyExc_RuntimeError) || !text.starts_with("[zero::build]")) throw;
+          throw zero::ConfigError(text.substr(0, text.find('\n')));
+        }
       },
       py::arg("make"), py::arg("device") = py::none());
 }

@@ -233,6 +233,97 @@ def unseeded() -> torch.nn.Sequential:
     return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))
 
 
+class Reads(torch.nn.Module):
+    """Reads a parameter while it is built."""
+
+    def __init__(self, read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6)
+        self.read = torch.nn.Parameter(read(self.layer.weight.data).float())
+
+
+FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda w: w.t().contiguous(),
+    "reshape": lambda w: w.t().reshape(-1),
+    "double": lambda w: w.double().float(),
+    "half": lambda w: w.half(),
+    "channels_last": lambda w: w.view(1, 6, 2, 3).to(memory_format=torch.channels_last),
+    "every second column": lambda w: w[:, ::2].contiguous(),
+    "cat": lambda w: torch.cat([w, w]),
+    "tolist": lambda w: torch.tensor(w.tolist()),
+    "numpy": lambda w: torch.from_numpy(w.numpy().copy()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_build_of_a_module_that_reads_its_parameters(form: str) -> None:
+    torch.manual_seed(5)
+    wanted = Reads(FORMS[form]).state_dict()
+    for stage in (0, 3):
+        torch.manual_seed(5)
+        with libzero.Engine(libzero.build(lambda: Reads(FORMS[form])), config(stage)) as engine:
+            found = engine.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+def test_build_of_a_module_that_is_converted() -> None:
+    for convert in (torch.nn.Module.half, torch.nn.Module.bfloat16, torch.nn.Module.double, torch.nn.Module.float):
+
+        def make(convert: Callable[[torch.nn.Module], torch.nn.Module] = convert) -> torch.nn.Module:
+            return convert(torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.BatchNorm1d(6))).float()
+
+        torch.manual_seed(5)
+        wanted = make().state_dict()
+        torch.manual_seed(5)
+        with libzero.Engine(libzero.build(make), config(3)) as engine:
+            assert all(torch.equal(engine.state_dict()[name], value) for name, value in wanted.items())
+
+
+def test_build_of_a_module_that_seeds() -> None:
+    def make() -> torch.nn.Module:
+        layers = [torch.nn.Linear(6, 6)]
+        for seed in (5, 5, 6):  # 5 is also the seed outside
+            torch.manual_seed(seed)
+            layers.append(torch.nn.Linear(6, 6))
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            layers.append(torch.nn.Linear(6, 6))
+        return torch.nn.Sequential(*layers, torch.nn.Linear(6, 6))
+
+    torch.manual_seed(5)
+    wanted, after = make().state_dict(), torch.rand(2)
+    torch.manual_seed(5)
+    with libzero.Engine(libzero.build(make), config(3)) as engine:
+        assert all(torch.equal(engine.state_dict()[name], value) for name, value in wanted.items())
+        assert torch.equal(torch.rand(2), after)
+    assert isinstance(torch.random.default_generator, torch.Generator)
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.data_ptr, lambda w: w.untyped_storage().data_ptr()])
+def test_build_refuses_what_reads_memory_without_an_operator(read: Callable[[torch.Tensor], Any]) -> None:
+    def make() -> torch.nn.Module:
+        layer = torch.nn.Linear(6, 6)
+        read(layer.weight.data)
+        return layer
+
+    with pytest.raises(libzero.ConfigError, match=r"\[zero::build\] cannot read a parameter that has no values yet"):
+        libzero.build(make)
+
+
+def test_build_of_a_module_that_copies_one_that_an_engine_has_sharded() -> None:
+    torch.manual_seed(5)
+    teacher = torch.nn.Linear(6, 6)
+    wanted = teacher.weight.detach().clone()
+
+    def make() -> torch.nn.Module:
+        student = torch.nn.Linear(6, 6)
+        student.weight.data.copy_(teacher.weight.data)
+        return student
+
+    with libzero.Engine(teacher, config(3)), libzero.Engine(libzero.build(make), config(3)) as engine:
+        assert torch.equal(engine.state_dict()["weight"], wanted)
+
+
 def test_autocast_and_functional_call_and_double_backward() -> None:
     def run(stage: int) -> str:
         model = network()

@@ -1,5 +1,6 @@
 // Forwards the calls of Engine to State. Checkpoints are in src/runtime/checkpoint.
 #include <zero/build.h>
+#include <zero/build_generator.h>
 #include <zero/engine.h>
 
 #include <unistd.h>
@@ -135,6 +136,8 @@ struct DeferredScope::State {
 };
 DeferredScope::DeferredScope(c10::Device device) : state_(std::make_unique<State>(device)) {}
 DeferredScope::~DeferredScope() = default;
+void lend_generator() { torch_hooks::lend_generator(); }
+void take_generator() { torch_hooks::take_generator(); }
 }  // namespace detail
 
 }  // namespace zero

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "torch_hooks/interception.h"
 #include "torch_hooks/storage_access.h"
 
 namespace zero::torch_hooks {
@@ -23,6 +24,16 @@ struct Recorded {
   c10::OperatorHandle op;
   torch::jit::Stack arguments;
 };
+
+// Calls visit(tensor) for a tensor, or for each of a list, which may hold tensors or optional ones.
+template <class Visit>
+void for_tensors(const c10::IValue& value, const Visit& visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const auto& element : value.toListRef()) for_tensors(element, visit);
+  }
+}
 
 // Whether it writes every element of its tensor's storage and depends on none.
 bool replaces_all(const Recorded& entry) {
@@ -87,10 +98,22 @@ class DeferredTape {
   void record(const c10::OperatorHandle& op, torch::jit::Stack arguments) {
     // Initializers without a generator argument use the process's default one. Ranks may be threads of one process, so
     // a replay uses its own generator, passed as an argument if the operator takes one.
+    for (std::size_t i = 0; i < arguments.size(); ++i) {
+      auto& value = arguments[i];
+      if (!value.isTensor() || !value.toTensor().defined()) continue;
+      // The program may give the tensor other memory or another shape before the replay. It cannot be told here when it
+      // writes to memory that is not torch's.
+      auto tensor = value.toTensor().detach();
+      if (i > 0 && tensor.has_storage() && tensor.storage().allocator() == nullptr) tensor = tensor.clone();
+      if (i > 0 && tensor.has_storage()) sources_.insert(tensor.storage().unsafeGetStorageImpl());
+      value = std::move(tensor);
+    }
     tape_.push_back({op, std::move(arguments)});
   }
-  void add(c10::StorageImpl* storage) { storages_.insert(storage); }
-  bool holds(c10::StorageImpl* storage) const { return storages_.count(storage) != 0; }
+  // Whether a recorded initializer reads the tensor, so that it must run before a write to it.
+  bool reads(const at::Tensor& tensor) const {
+    return tensor.has_storage() && sources_.count(tensor.storage().unsafeGetStorageImpl()) != 0;
+  }
 
   // Runs everything recorded so far. after_write(storage, left): `left` recorded initializers of that storage remain.
   // Values that a later initializer replaces are drawn, but not kept.
@@ -98,6 +121,7 @@ class DeferredTape {
     at::NoGradGuard no_grad;
     auto tape = std::move(tape_);
     tape_.clear();
+    sources_.clear();
     std::unordered_map<c10::StorageImpl*, std::size_t> left;
     std::unordered_map<c10::StorageImpl*, bool> replaced;
     std::vector<char> is_replaced(tape.size());
@@ -121,6 +145,10 @@ class DeferredTape {
       after_write(storage, --left[storage]);
     }
     start_ = generator.get_state();
+  }
+  // At the end of the recording. Where all of it has run already, no replay is left to set the generator.
+  void finish() {
+    if (tape_.empty() && !at::equal(start_, first_)) set_default_state(start_);
   }
   // The state of the generator after the replay.
   const at::Tensor& state() const { return start_; }
@@ -147,8 +175,9 @@ class DeferredTape {
  private:
   const at::Device device_;
   std::vector<Recorded> tape_;
-  std::set<c10::StorageImpl*> storages_;
+  std::set<c10::StorageImpl*> sources_;
   at::Tensor start_;
+  const at::Tensor first_ = start_.clone();  // when the recording began
   bool moved_ = false;
 };
 
@@ -161,7 +190,13 @@ std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>& living_tapes
 }
 thread_local std::shared_ptr<DeferredTape> recording;
 
-bool lacks_data(const c10::IValue& value) { return value.isTensor() && has_no_data(value.toTensor()); }
+// Whether the tensor gets its values from the tape. What another recording, or an Engine, has without data does not.
+bool waits_for(const DeferredTape& tape, const at::Tensor& tensor) {
+  if (!has_no_data(tensor)) return false;
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  const auto it = living_tapes().find(tensor.storage().unsafeGetStorageImpl());
+  return it != living_tapes().end() && it->second.lock().get() == &tape;
+}
 
 // The context of a storage without data: keeps the tape alive while a tensor needs it, and removes the storage from the
 // registry when it is filled or destroyed.
@@ -174,6 +209,77 @@ struct Waiting {
   }
 };
 
+constexpr const char* kUnread =
+    "[zero::build] cannot read a parameter that has no values yet. Hint: construct an Engine from the module first; "
+    "the "
+    "function that builds it reads a clone(), as data_ptr() takes memory that is not there";
+
+at::Tensor deferred_tensor(const std::shared_ptr<DeferredTape>& tape, at::IntArrayRef sizes, at::ScalarType dtype) {
+  auto tensor = without_data(sizes, dtype, c10::Device(c10::kCPU));
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  // The null pointer's context shares ownership of the tape, so that the tape lives as long as the tensor.
+  storage->set_data_ptr_noswap(c10::DataPtr(
+      nullptr, new Waiting{tape, storage}, [](void* context) { delete static_cast<Waiting*>(context); },
+      c10::Device(c10::kCPU)));
+  // What takes the memory without an operator would read at address 0, or its own memory.
+  if (storage->nbytes() > 0) guard_storage(*storage, kUnread);
+  std::lock_guard<std::mutex> lock(registry_mutex);
+  living_tapes()[storage] = tape;
+  return tensor;
+}
+
+// An operator's arguments by the names of its schema.
+class Arguments {
+ public:
+  Arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack)
+      : schema_(schema), values_(torch::jit::last(stack, schema.arguments().size())) {}
+  std::size_t size() const { return values_.size(); }
+  const c10::IValue& operator[](std::size_t i) const { return values_[i]; }
+  // null: there is none, or it is None.
+  const c10::IValue* find(const char* name) const {
+    const auto at = schema_.argumentIndexWithName(name);
+    return !at || values_[static_cast<std::size_t>(*at)].isNone() ? nullptr : &values_[static_cast<std::size_t>(*at)];
+  }
+  bool writes(std::size_t i) const {
+    const auto* const alias = schema_.arguments()[i].alias_info();
+    return alias != nullptr && alias->isWrite();
+  }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  const c10::ArrayRef<c10::IValue> values_;
+};
+
+// Whether an operator that may copy returns its tensor, or a view of it: a layer that is made contiguous or converted
+// to what it is already keeps its place on the tape.
+bool copies_nothing(const std::string& name, const Arguments& arguments) {
+  const bool converts = name == "aten::to";
+  if (!converts && name != "aten::contiguous" && name != "aten::reshape" && name != "aten::flatten" &&
+      name != "aten::ravel")
+    return false;
+  const auto self = arguments[0].toTensor();
+  auto format = at::MemoryFormat::Contiguous;
+  if (const auto* const wanted = arguments.find("memory_format"))
+    format = wanted->toMemoryFormat();
+  else if (converts)
+    format = at::MemoryFormat::Preserve;
+  if (format != at::MemoryFormat::Preserve && !self.is_contiguous(format)) return false;
+  if (!converts) return true;
+  if (const auto* const copy = arguments.find("copy"); copy != nullptr && copy->toBool()) return false;
+  if (const auto* const other = arguments.find("other"))
+    return other->toTensor().scalar_type() == self.scalar_type() && other->toTensor().device().is_cpu();
+  const auto *const dtype = arguments.find("dtype"), *const device = arguments.find("device");
+  const auto* const layout = arguments.find("layout");
+  return (dtype == nullptr || dtype->toScalarType() == self.scalar_type()) &&
+         (device == nullptr || device->toDevice().is_cpu()) &&
+         (layout == nullptr || layout->toLayout() == at::kStrided);
+}
+
+bool needs_no_data(const std::string& name, const Arguments& arguments) {
+  return is_pure_view(name) || reads_metadata_only(name) || writes_metadata_only(name) ||
+         copies_nothing(name, arguments);
+}
+
 void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard guard(kMode);
   const auto tape = recording;
@@ -182,51 +288,49 @@ void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*
   const bool written_directly = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::DeferredInit);
   if (!tape || written_directly) return op.callBoxed(*stack);
   const auto& schema = op.schema();
-  const std::size_t count = schema.arguments().size(), first = stack->size() - count;
+  const std::size_t count = schema.arguments().size();
+  const Arguments arguments(schema, *stack);
   if (schema.name() == "aten::empty" && schema.overload_name() == "memory_format") {
-    const auto device = (*stack)[first + 3];
-    if (device.isNone() || device.toDevice().is_cpu()) {
-      const auto sizes = (*stack)[first].toIntVector();
-      const auto dtype =
-          (*stack)[first + 1].isNone() ? at::get_default_dtype_as_scalartype() : (*stack)[first + 1].toScalarType();
-      auto tensor = without_data(sizes, dtype, c10::Device(c10::kCPU));
-      auto* storage = tensor.storage().unsafeGetStorageImpl();
-      tape->add(storage);
-      // The null pointer's context shares ownership of the tape, so that the tape lives as long as the tensor.
-      storage->set_data_ptr_noswap(c10::DataPtr(
-          nullptr, new Waiting{tape, storage}, [](void* context) { delete static_cast<Waiting*>(context); },
-          c10::Device(c10::kCPU)));
-      std::lock_guard<std::mutex> lock(registry_mutex);
-      living_tapes()[storage] = tape;
+    const auto* const device = arguments.find("device");
+    if (device == nullptr || device->toDevice().is_cpu()) {
+      const auto* const dtype = arguments.find("dtype");
+      auto tensor = deferred_tensor(tape, arguments[0].toIntVector(),
+                                    dtype == nullptr ? at::get_default_dtype_as_scalartype() : dtype->toScalarType());
       torch::jit::drop(*stack, count);
       stack->emplace_back(std::move(tensor));
       return;
     }
   }
-  const auto* alias = count > 0 ? schema.arguments()[0].alias_info() : nullptr;
-  const bool writes_first = alias != nullptr && alias->isWrite(), pure_view = alias != nullptr && !writes_first;
-  bool others_lack_data = false;
-  for (std::size_t i = first + 1; i < stack->size(); ++i) others_lack_data |= lacks_data((*stack)[i]);
-  if (count > 0 && writes_first && lacks_data((*stack)[first]) && !others_lack_data) {
-    auto self = (*stack)[first].toTensor();
+  bool lacking = false, others_lack = false, overwrites = false, lists = false;
+  for (std::size_t i = 0; i < count; ++i)
+    for_tensors(arguments[i], [&](const at::Tensor& tensor) {
+      const bool lacks = waits_for(*tape, tensor);
+      lacking |= lacks;
+      others_lack |= lacks && i > 0;
+      overwrites |= arguments.writes(i) && tape->reads(tensor);
+      lists |= !arguments[i].isTensor();
+    });
+  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
+  if (lacking && !draws && needs_no_data(schema.name(), arguments)) return op.callBoxed(*stack);
+  // Another shape of the tensor itself, or numbers of a generator that the program uses elsewhere, cannot wait.
+  const bool can_wait = lacking && !others_lack && !lists && !overwrites && arguments.writes(0) &&
+                        schema.returns().size() == 1 && !op.hasTag(at::Tag::inplace_view) &&
+                        arguments.find("generator") == nullptr;
+  if (can_wait) {
+    auto self = arguments[0].toTensor();
     tape->record(op, torch::jit::Stack(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end()));
     torch::jit::drop(*stack, count);
     stack->emplace_back(std::move(self));
     return;
   }
-  const auto& name = schema.name();
-  const bool metadata_only =
-      pure_view || name == "aten::detach" || name == "aten::set_data" || name == "aten::requires_grad_";
-  if (metadata_only) return op.callBoxed(*stack);
   // [Note: catching up] An operator that reads, or that draws random numbers outside an in-place initializer, requires
   // a replay of everything before it: only program order gives the same random numbers.
-  bool reads = false;
-  for (std::size_t i = first; i < stack->size(); ++i) reads |= lacks_data((*stack)[i]);
-  const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
-  if (reads || draws) {
+  if (lacking || draws || overwrites) {
     tape->replay([](c10::StorageImpl*, std::size_t) {});
-    for (std::size_t i = first; i < stack->size(); ++i)
-      if (lacks_data((*stack)[i])) DeferredTape::fill(DeferredTape::storage_of((*stack)[i]), tape->device());
+    for (std::size_t i = 0; i < count; ++i)
+      for_tensors(arguments[i], [&](const at::Tensor& tensor) {
+        if (waits_for(*tape, tensor)) DeferredTape::fill(tensor.storage().unsafeGetStorageImpl(), tape->device());
+      });
   }
   if (!draws) return op.callBoxed(*stack);
   set_default_state(tape->state());
@@ -253,19 +357,23 @@ DeferredRecording::DeferredRecording(at::Device device) {
   c10::impl::tls_set_dispatch_key_included(kMode, true);
 }
 
-// From here on a read is a mistake of the program, and without the guard it would be a read at address 0.
 DeferredRecording::~DeferredRecording() {
-  {
-    std::lock_guard<std::mutex> lock(registry_mutex);
-    for (const auto& [storage, tape] : living_tapes())
-      if (tape.lock() == tape_)
-        guard_storage(
-            *storage,
-            "[zero::build] cannot read a parameter that has no values yet. Hint: construct an Engine from the "
-            "module first");
-  }
   c10::impl::tls_set_dispatch_key_included(kMode, false);
   recording.reset();
+  tape_->finish();
+}
+
+void lend_generator() {
+  if (!recording) return;
+  const c10::impl::ExcludeDispatchKeyGuard guard(kMode);
+  recording->replay([](c10::StorageImpl*, std::size_t) {});
+  set_default_state(recording->state());
+}
+
+void take_generator() {
+  if (!recording) return;
+  const c10::impl::ExcludeDispatchKeyGuard guard(kMode);
+  recording->set_state(default_state());
 }
 
 bool is_deferred(const at::Tensor& tensor) {
@@ -286,16 +394,18 @@ at::Device deferred_device(const at::Tensor& tensor) {
 
 namespace {
 
-// The tapes of the tensors, in the order of the tensors; `index`: storage -> tensor.
-std::vector<std::shared_ptr<DeferredTape>> tapes_of(
-    const std::vector<at::Tensor>& tensors, std::unordered_map<c10::StorageImpl*, std::size_t>* index = nullptr) {
+// Which tensors have memory in a storage: several may be parts of one.
+using Index = std::unordered_map<c10::StorageImpl*, std::vector<std::size_t>>;
+
+// The tapes of the tensors, in the order of the tensors.
+std::vector<std::shared_ptr<DeferredTape>> tapes_of(const std::vector<at::Tensor>& tensors, Index* index = nullptr) {
   std::vector<std::shared_ptr<DeferredTape>> tapes;
   std::lock_guard<std::mutex> lock(registry_mutex);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     auto* storage = tensors[i].storage().unsafeGetStorageImpl();
     const auto it = living_tapes().find(storage);
     if (it == living_tapes().end()) continue;
-    if (index) (*index)[storage] = i;
+    if (index) (*index)[storage].push_back(i);
     auto tape = it->second.lock();
     if (tape && std::find(tapes.begin(), tapes.end(), tape) == tapes.end()) tapes.push_back(tape);
   }
@@ -324,24 +434,25 @@ void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::
 }
 
 void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function<void(std::size_t)>& finished) {
-  std::unordered_map<c10::StorageImpl*, std::size_t> index;
+  Index index;
   const auto tapes = tapes_of(tensors, &index);
-  std::set<std::size_t> done;
-  const auto finish = [&](std::size_t i) {
-    if (done.insert(i).second) finished(i);
+  std::set<c10::StorageImpl*> done;
+  const auto finish = [&](c10::StorageImpl* storage) {
+    const auto found = index.find(storage);
+    if (found == index.end() || !done.insert(storage).second) return;
+    for (const auto i : found->second) finished(i);
   };
   // Leaves the generator as an eager build would, even if nothing was drawn here because of an earlier catch-up.
   for (const auto& tape : tapes) {
     tape->replay([&](c10::StorageImpl* storage, std::size_t left) {
-      const auto it = index.find(storage);
-      if (left == 0 && it != index.end()) finish(it->second);
+      if (left == 0) finish(storage);
     });
     if (!tape->moved()) set_default_state(tape->state());
   }
-  for (const auto& [storage, i] : index) {
-    if (done.count(i) != 0) continue;
-    if (has_no_data(tensors[i])) DeferredTape::fill(storage, at::kCPU);
-    finish(i);
+  for (const auto& [storage, parts] : index) {
+    if (done.contains(storage)) continue;
+    if (has_no_data(tensors[parts.front()])) DeferredTape::fill(storage, at::kCPU);
+    finish(storage);
   }
 }
 

@@ -26,6 +26,11 @@ class DeferredRecording {
   std::shared_ptr<DeferredTape> tape_;
 };
 
+// Of a recording in this thread, if there is one: runs what was recorded, so that the default generator is where an eager
+// run has it; and continues from where the program has left it.
+void lend_generator();
+void take_generator();
+
 // Whether the tensor was created in a recording and has no data yet.
 bool is_deferred(const at::Tensor& tensor);
 // Where the values of a tensor that was created in a recording go, also if it has them already; else its device.

@@ -41,7 +41,8 @@ Registry& registry() {
   return *instance;
 }
 
-// Views that only touch metadata: they need no data, so a sharded parameter stays sharded.
+}  // namespace
+
 bool is_pure_view(const std::string& name) {
   static const auto* names = new std::unordered_set<std::string>{"aten::t",
                                                                  "aten::transpose",
@@ -82,7 +83,6 @@ bool is_pure_view(const std::string& name) {
   return names->count(name) != 0;
 }
 
-// The results depend on sizes, strides and types only. A test compares the names with the dispatcher's.
 bool reads_metadata_only(const std::string& name) {
   static const auto* names = new std::unordered_set<std::string>{"aten::zeros_like",
                                                                  "aten::ones_like",
@@ -133,11 +133,12 @@ bool reads_metadata_only(const std::string& name) {
   return names->count(name) != 0;
 }
 
-// In-place by their schema, but they do not write data.
 bool writes_metadata_only(const std::string& name) {
   return name == "aten::requires_grad_" || name == "aten::retain_grad" || name == "aten::detach_" ||
          name == "aten::rename_" || name == "aten::set_data" || name == "aten::_backward";
 }
+
+namespace {
 
 // All uses of one listener's parameters by one operator, because they must stay unsharded together.
 struct Uses {

@@ -17,6 +17,14 @@ class OperatorHandle;
 
 namespace zero::torch_hooks {
 
+// Operators by name. Those that may copy, for example reshape, are in none.
+// Views that only touch metadata: they need no data, so a sharded parameter stays sharded.
+bool is_pure_view(const std::string& name);
+// The results depend on sizes, strides and types only. A test compares the names with the dispatcher's.
+bool reads_metadata_only(const std::string& name);
+// In-place by their schema, but they do not write data.
+bool writes_metadata_only(const std::string& name);
+
 class UseListener {
  public:
   virtual ~UseListener() = default;
