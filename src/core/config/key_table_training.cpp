@@ -509,7 +509,8 @@ const Key kTrainingKeys[] = {
     {.path = "libzero.parameter_groups",
      .type = Type::Groups,
      .default_json = "[]",
-     .help = "[{pattern, lr, weight_decay}]: overrides for parameters whose name matches (* and ?); first match wins"},
+     .help = "[{pattern, lr, weight_decay}]: overrides for parameters whose name matches (* and ?; \\ makes the next "
+             "character literal); first match wins"},
     {.path = "libzero.units",
      .type = Type::TextList,
      .default_json = "[]",

@@ -12,6 +12,8 @@
 namespace zero::formats {
 
 inline constexpr std::uint64_t kMostManifestBytes = std::uint64_t{256} << 20;
+// The most that a user state may take of a manifest, so that the rest has its place.
+inline constexpr std::uint64_t kMostUserStateBytes = std::uint64_t{224} << 20;
 inline constexpr std::int64_t kMostPartBytes = std::int64_t{64} << 20;
 // Manifests of format 1 required readers of version 1 to 3, those of format 2 require 4, or 5 if good = -1, or if the
 // checkpoint has weights only or exported weights: an older reader would look for states that are not there.
@@ -106,6 +108,8 @@ struct Manifest {
   std::vector<std::vector<Tensor>> ranks;      // per-rank tensors: generators, own buffers
 };
 
+// Throws ConfigError, which names `where`, for a user state that no load would read.
+void check_user_state(std::string_view text, const std::string& where);
 // Of format 2.
 std::string manifest_text(const Manifest& manifest);
 // Serializes the tensors of a rank's file for the other ranks.

@@ -49,6 +49,18 @@ std::string lines_of(const std::vector<Tensor>& tensors, const std::string& inde
 
 }  // namespace
 
+void check_user_state(std::string_view text, const std::string& where) {
+  std::uint64_t bytes = text.size();
+  for (const char c : text) {  // as JSON has them
+    const bool doubled = c == '"' || c == '\\' || (c >= '\b' && c <= '\r' && c != '\v');
+    bytes += doubled ? 1 : c >= 0 && c < ' ' ? 5 : 0;
+  }
+  if (bytes > kMostUserStateBytes)
+    throw ConfigError(base::join("[", where, "] got a user state of ", bytes, " bytes, expected at most ",
+                                 kMostUserStateBytes,
+                                 ", which a load reads. Hint: save large data to a file of its own."));
+}
+
 std::string manifest_text(const Manifest& m) {
   Json files = Json::array(), rates = Json::array();
   for (const auto& file : m.files) files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"hash", file.hash}});

@@ -2,11 +2,18 @@
 #include "interchange/name_pattern.h"
 
 #include <cctype>
+#include <string_view>
 
 #include "interchange/names.h"
 
 namespace zero::interchange {
 namespace {
+
+// The length of an escaped character, of which the second one is meant: "\*", "\{", "\\".
+std::size_t escape_at(const std::string& pattern, std::size_t at) {
+  const bool escapes = pattern[at] == '\\' && at + 1 < pattern.size();
+  return escapes && std::string_view("*{\\").find(pattern[at + 1]) != std::string_view::npos ? 2 : 0;
+}
 
 // The length of the capture at the beginning of a text, 0 for none: "*", "{letters}".
 std::size_t capture_at(const std::string& pattern, std::size_t at) {
@@ -21,6 +28,7 @@ bool fits(const std::string& pattern, std::size_t p, const std::string& name, st
   while (p < pattern.size()) {
     const auto length = capture_at(pattern, p);
     if (length == 0) {
+      if (escape_at(pattern, p) != 0) ++p;
       if (n == name.size() || pattern[p] != name[n]) return false;
       ++p, ++n;
       continue;
@@ -60,7 +68,10 @@ bool fits(const std::string& pattern, std::size_t p, const std::string& name, st
 std::set<std::string> captures_of(const std::string& pattern) {
   std::set<std::string> result;
   for (std::size_t at = 0; at < pattern.size(); ++at)
-    if (const auto length = capture_at(pattern, at); length > 0) result.insert(pattern.substr(at, length));
+    if (escape_at(pattern, at) != 0)
+      ++at;
+    else if (const auto length = capture_at(pattern, at); length > 0)
+      result.insert(pattern.substr(at, length));
   return result;
 }
 
@@ -73,6 +84,11 @@ std::optional<Captures> match(const std::string& pattern, const std::string& nam
 std::string fill(const std::string& pattern, const Captures& captures) {
   std::string result;
   for (std::size_t at = 0; at < pattern.size();) {
+    if (escape_at(pattern, at) != 0) {
+      result += pattern[at + 1];
+      at += 2;
+      continue;
+    }
     const auto length = capture_at(pattern, at);
     result += length == 0 ? std::string(1, pattern[at]) : captures.at(pattern.substr(at, length));
     at += length == 0 ? 1 : length;

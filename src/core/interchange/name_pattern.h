@@ -1,4 +1,5 @@
-// Patterns of tensor names: "{i}" is a decimal number without leading zeros, "*" any text.
+// Patterns of tensor names: "{i}" is a decimal number without leading zeros, "*" any text; "\*", "\{" and "\\" are the
+// characters themselves.
 #pragma once
 #include <map>
 #include <optional>

@@ -12,15 +12,18 @@ namespace {
 
 using config::OptimizerType;
 
-// Matches the whole text with * (any text) and ? (one character): greedy, backtracks to the last * only.
+// Matches the whole text with * (any text), ? (one character) and \ (the next character as it is): greedy, backtracks
+// to the last * only.
 bool matches(std::string_view pattern, std::string_view text) {
   std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
   while (t < text.size()) {
+    const bool literal = p + 1 < pattern.size() && pattern[p] == '\\';
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
       resume = t;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p;
+    } else if (literal ? pattern[p + 1] == text[t]
+                       : p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      p += literal ? 2 : 1;
       ++t;
     } else if (star != std::string_view::npos) {
       p = star + 1;
@@ -124,6 +127,15 @@ int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vecto
 bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases) {
   return matches(pattern, name) ||
          std::any_of(aliases.begin(), aliases.end(), [&](const std::string& alias) { return matches(pattern, alias); });
+}
+
+std::string exact_pattern(std::string_view name) {
+  std::string pattern;
+  for (const char c : name) {
+    if (c == '*' || c == '?' || c == '\\') pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
 }
 
 double ShardedOptimizer::lr(int group) const {

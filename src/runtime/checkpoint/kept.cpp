@@ -216,6 +216,7 @@ void keep_snapshot(engine::State& state, formats::FsOps& fs, const base::KeptMem
     state.checks.require_boundary(kWhere);
     state.checks.require_no_scope(kWhere, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[keep_snapshot] got an empty directory name");
+    formats::check_user_state(state.user_state, kWhere);
     if (!kept && memory.fd >= 0) kept = std::make_unique<Kept>(state, memory);
     return kept ? "yes" : "no";
   });

@@ -92,6 +92,7 @@ void Save::agree_on_request(const std::string& wanted_tag) {
       throw ConfigError(
           "[save_checkpoint] got the tag \"" + wanted_tag +
           "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
+    formats::check_user_state(state_.user_state, kWhere);
     pieces_ = state_.exports->pieces_to_save();
     if (options_.weights_only)
       std::erase_if(pieces_, [](const engine::StatePiece& piece) { return is_slot(piece.kind); });

@@ -54,7 +54,8 @@ std::set<int> groups_of_module(const Groups& groups, const std::vector<ModelPara
     for (const auto& member : groups[g]->members)
       if (wanted.count(member.tensor.unsafeGetTensorImpl()) != 0) found.insert(static_cast<int>(g));
   for (const auto& parameter : remote)
-    if (wanted.count(parameter.tensor.unsafeGetTensorImpl()) != 0) found.merge(groups_named(groups, parameter.name));
+    if (wanted.count(parameter.tensor.unsafeGetTensorImpl()) != 0)
+      found.merge(groups_named(groups, optim::exact_pattern(parameter.name)));
   return found;
 }
 

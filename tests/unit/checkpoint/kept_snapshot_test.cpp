@@ -441,6 +441,12 @@ TEST(KeptSnapshot, WithoutMemoryNothingIsKept) {
     EXPECT_EQ(trained.state.parts.progress.kept, nullptr);
     EXPECT_EQ(code_of([&] { checkpoint::keep_snapshot(trained.state, formats::system_files(), {}, ""); }),
               static_cast<int>(ExitCode::kConfig));
+    if (comm->rank() == 0) trained.state.user_state.assign(formats::kMostUserStateBytes + 1, 'x');
+    EXPECT_EQ(code_of([&] { checkpoint::keep_snapshot(trained.state, formats::system_files(), {}, folder.text()); }),
+              static_cast<int>(ExitCode::kConfig));
+    EXPECT_EQ(code_of([&] { checkpoint::save(trained.state, formats::system_files(), folder.text(), "t"); }),
+              static_cast<int>(ExitCode::kConfig));
+    EXPECT_TRUE(std::filesystem::is_empty(folder.text()));
   });
 }
 

@@ -417,6 +417,25 @@ TEST(CheckpointManifest, TextThatIsNotUtf8IsAnErrorOfTheCaller) {
   EXPECT_EQ(code_of([&] { manifest_text(m); }), static_cast<int>(ExitCode::kConfig));
 }
 
+TEST(CheckpointManifest, AUserStateThatNoLoadWouldReadIsRefused) {
+  // As many bytes as the text has in a manifest, so that nothing that can be loaded is refused.
+  auto m = some_manifest();
+  m.user_state = "";
+  const auto empty = manifest_text(m).size();
+  m.user_state = "a\"\\\b\f\n\r\t\v\x01\x1f \x7f\xc3\xa9";
+  const auto size = manifest_text(m).size() - empty;
+  std::string most(kMostUserStateBytes - size, 'x');
+  most += m.user_state;
+  EXPECT_NO_THROW(check_user_state(most, "save_checkpoint"));
+  most += 'x';
+  try {
+    check_user_state(most, "save_checkpoint");
+    FAIL() << "no error";
+  } catch (const ConfigError& e) {
+    EXPECT_NE(std::string(e.what()).find("[save_checkpoint] got a user state of 234881025 bytes"), std::string::npos);
+  }
+}
+
 TEST(CheckpointLatest, OneSpellingOnly) {
   const auto text = latest_text({"step-10", 4});
   EXPECT_EQ(text.substr(0, 14), "step-10\nseq 4\n");

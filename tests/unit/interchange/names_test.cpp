@@ -1,6 +1,7 @@
 // Name maps: transformers' GPT-2 becomes ours and its own again; operations against their definitions; maps and tensors
 // that do not fit are refused with all faults in one error.
 #include "interchange/element_types.h"
+#include "interchange/name_pattern.h"
 #include "interchange/named_source.h"
 #include "interchange/safetensors_source.h"
 #include "unit/interchange/weight_files.h"
@@ -177,6 +178,17 @@ TEST(Names, JointsAndPermutedHeads) {
 }
 
 // 5,000 x 2,000 floats are 40 MB: more than one panel.
+TEST(Names, AnEscapedCharacterOfAPatternIsThatCharacter) {
+  EXPECT_TRUE(name_matches(R"(a.\*.w)", "a.*.w"));
+  EXPECT_FALSE(name_matches(R"(a.\*.w)", "a.b.w"));
+  EXPECT_TRUE(name_matches(R"(*.\{i}.w)", "a.{i}.w"));
+  EXPECT_FALSE(name_matches(R"(*.\{i}.w)", "a.3.w"));
+  EXPECT_TRUE(name_matches(R"(a\\*)", R"(a\b)"));
+  EXPECT_TRUE(name_matches(R"(a\b)", R"(a\b)"));
+  EXPECT_EQ(captures_of(R"(\*.{i}.\{j})"), std::set<std::string>{"{i}"});
+  EXPECT_EQ(fill(R"(\*.{i}.\{j})", *match(R"(x.{i}\*)", "x.7*")), "*.7.{j}");
+}
+
 TEST(Names, LargeTensorsAreTransposedInPanels) {
   Memory memory({{"x", matrix(5000, 2000)}});
   const auto map = NameMap::parse(
