@@ -27,7 +27,7 @@ from libzero._native import version as __version__
 from libzero.communicator import Communicator, default_communicator, run_ranks
 from libzero.compiled import compile
 from libzero.engine import Engine, ExportReport, ImportReport, StepResult, TraceSummary, build
-from libzero.errors import CommError, ConfigError, InternalError, IoError
+from libzero.errors import CommError, ConfigError, InternalError, IoError, end_with_documented_codes
 from libzero.memory import Memory, MemoryRow
 from libzero.mesh import ExpertGroups, Mesh
 from libzero.moe import MoE
@@ -70,3 +70,5 @@ __all__ = [
     "sequence_to_heads",
     "tp",
 ]
+
+end_with_documented_codes()

@@ -1,5 +1,8 @@
 """The errors of libzero. Their texts come from the C++ library."""
 
+import sys
+from types import TracebackType
+
 
 class ConfigError(ValueError):
     """An error that the user can fix: a configuration, an unsupported model, a call in the wrong order."""
@@ -25,3 +28,16 @@ class InternalError(RuntimeError):
     """A bug in libzero, or a numerical failure (code 7)."""
 
     code: int = 1
+
+
+def end_with_documented_codes() -> None:
+    """An error of libzero that nobody catches ends the program with its code (docs/cli.md), not with Python's 1."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        shown(kind, error, trace)
+        # At a prompt the session continues.
+        if isinstance(error, ConfigError | CommError | IoError | InternalError) and not hasattr(sys, "ps1"):
+            raise SystemExit(error.code)
+
+    sys.excepthook = hook

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "binding.h"
 
@@ -49,7 +50,14 @@ class PyEngine {
     const auto held = owned_.get("Engine");
     return blocking(held->comm, [&] {
       RECORD_USER_SCOPE(range);
-      return call(*held->engine);
+      try {
+        return call(*held->engine);
+      } catch (const zero::CommError& error) {
+        // Its text names the collectives that differ; the program knows its own call.
+        if (std::string_view(error.what()).find("got different calls") == std::string_view::npos) throw;
+        const auto name = std::string_view(range).substr(std::string_view("libzero::").size());
+        throw zero::CommError("[Engine::" + std::string(name) + "] " + error.what(), error.rank());
+      }
     });
   }
   // A call that does not wait for peers, but may wait for this rank's delayed update.
