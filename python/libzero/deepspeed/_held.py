@@ -29,8 +29,11 @@ _ids = itertools.count()
 
 
 def mark(parameters: Iterable[torch.Tensor]) -> None:
-    """[local] Gives parameters the attributes that programs know stage 3's by: ds_id, ds_shape, ds_numel, ds_status."""
+    """[local] Gives parameters the attributes that programs know stage 3's by.
+
+    ds_id, ds_shape, ds_numel, ds_status; ds_active_sub_modules, which stays empty.
+    """
     for p in parameters:
         if not hasattr(p, "ds_id"):
             attributes = {"ds_id": next(_ids), "ds_shape": p.shape, "ds_numel": p.numel()}
-            p.__dict__.update(attributes, ds_status=ZeroParamStatus.NOT_AVAILABLE)
+            p.__dict__.update(attributes, ds_status=ZeroParamStatus.NOT_AVAILABLE, ds_active_sub_modules=set())

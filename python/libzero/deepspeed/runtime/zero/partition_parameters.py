@@ -29,12 +29,16 @@ __all__ = [
 ]
 
 
+_CAST = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
 class Init:
     """Builds a model that stage 3 is going to shard; `with Init(config_dict_or_path=config): model = Net()`.
 
-    dtype: that parameters are made with; without it that of the configuration's recipe. enabled: False for nothing.
-    module: a model that was made before; it is cast now. remote_device other than the configuration's offload, and
-    groups of some ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
+    dtype: that parameters are cast to as soon as their module is made; without it that of the configuration's recipe,
+    and without one they stay as they are. Buffers keep the dtype that their class gives them. enabled: False for nothing. module: a model that was made
+    before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
+    ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
 
     Each rank holds the whole model until deepspeed.initialize() shards it: a notice says so. libzero.build() makes a
     model without memory.
@@ -66,8 +70,9 @@ class Init:
             )
         self.enabled = enabled
         given = config_dict_or_path if config_dict_or_path is not None else config
-        self._dtype = dtype or recipe_of({} if given is None else read_config(given)) or torch.get_default_dtype()
-        self._default: list[torch.dtype] = []
+        self._dtype = dtype or recipe_of({} if given is None else read_config(given))
+        self._made: list[torch.nn.Parameter] = []
+        self._hooks: list[Any] = []
         if enabled:
             comm.init_distributed()
             log_dist_once(
@@ -76,21 +81,40 @@ class Init:
                 ranks=(0,),
             )
             if module is not None:
-                module.to(self._dtype)
+                self._cast(module.parameters())
                 mark(module.parameters())
+
+    def _cast(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for p in parameters:
+            if self._dtype is not None and p.dtype in _CAST and p.dtype != self._dtype:
+                p.data = p.data.to(self._dtype)
+
+    def _registered(self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None:
+            mark([parameter])
+            self._made.append(parameter)
+
+    def _complete(self, module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
+        # A module that becomes another's is made. Parameters alone are cast, not by a default dtype: that is the
+        # buffers' too, and those of rotary positions have to be exact.
+        if child is not None:
+            self._cast(child.parameters())
 
     def __enter__(self) -> Init:
         if self.enabled:
-            self._default.append(torch.get_default_dtype())
-            torch.set_default_dtype(self._dtype)
-            _register = torch.nn.modules.module.register_module_parameter_registration_hook
-            self._hook = _register(lambda module, name, parameter: mark([] if parameter is None else [parameter]))
+            hooks = torch.nn.modules.module
+            self._hooks += [
+                hooks.register_module_parameter_registration_hook(self._registered),
+                hooks.register_module_module_registration_hook(self._complete),
+            ]
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.enabled:
-            self._hook.remove()
-            torch.set_default_dtype(self._default.pop())
+            self._hooks.pop().remove()
+            self._hooks.pop().remove()
+            self._cast(self._made)  # of modules that are nobody's
+            self._made.clear()
 
 
 class GatheredParameters:
