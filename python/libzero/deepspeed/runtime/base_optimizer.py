@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,6 +21,9 @@ _OWN = ("params", "lr", "initial_lr", "weight_decay", "name", "moe")
 """What may differ from group to group."""
 _UNUSED = ("foreach", "capturable", "fused", "set_grad_none")
 """How a rule is computed, not what."""
+_RULE = ("betas", "eps", "momentum", "dampening", "nesterov", "weight_decay", "lr_decay", "bias_correction", "amsgrad")
+"""What may not change while training; a group's other keys are a scheduler's or the program's."""
+_ELSEWHERE = "the states are in the engine's checkpoints: engine.save_checkpoint(dir, tag), engine.load_checkpoint(dir)"
 
 
 class DeepSpeedOptimizer(torch.optim.Optimizer):
@@ -36,7 +39,7 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {})
         self.param_groups = groups
-        self._numbers = [{key: group[key] for key in group if key not in _OWN[:3]} for group in groups]
+        self._numbers = [{key: group[key] for key in _RULE if key in group} for group in groups]
         self._engine: Engine | None = None
         self._members: list[list[int]] = []
         self._scheduled = False
@@ -67,6 +70,14 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
                         )
                 for i in members:
                     engine.optimizer.param_groups[i]["lr"] = float(group["lr"])
+        else:
+            for group, members in zip(self.param_groups, self._members, strict=True):
+                if members and group["lr"] != engine.optimizer.param_groups[members[0]]["lr"]:
+                    raise ConfigError(
+                        f"[deepspeed] param_groups: lr got {group['lr']!r}, expected "
+                        f"{engine.optimizer.param_groups[members[0]]['lr']!r}: the engine's schedule moves the rates. "
+                        "Hint: leave the block scheduler out, or the program's changes."
+                    )
         result = engine.step()
         self.overflow = result.overflow
         self.pull()
@@ -97,21 +108,75 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Refused: the states are sharded."""
-        self._refuse("state_dict", "engine.save_checkpoint(dir, tag)")
+        """[local] The groups, with numbers in place of parameters, and a text that says where the states are.
+
+        Frameworks put it into files of their own; load_state_dict() takes it back. The states are sharded, and in the
+        engine's checkpoints only.
+        """
+        groups, count = [], 0
+        for group in self.param_groups:
+            numbers = list(range(count, count + len(group["params"])))
+            count += len(numbers)
+            groups.append({key: value for key, value in group.items() if key != "params"} | {"params": numbers})
+        return {"state": {}, "param_groups": groups, "libzero": _ELSEWHERE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refused: the states are sharded."""
-        self._refuse("load_state_dict", "engine.load_checkpoint(dir)")
+        """[local] What state_dict() gave, for the same groups: their rates. NotImplementedError for states."""
+        if state_dict.get("libzero") != _ELSEWHERE or state_dict.get("state"):
+            raise NotImplementedError(
+                "cannot load the states of an optimizer of torch: they are sharded. Hint: engine.load_checkpoint(dir)."
+            )
+        both = (state_dict["param_groups"], self.param_groups)
+        sizes = [[len(group["params"]) for group in groups] for groups in both]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(
+                f"[deepspeed] optimizer.load_state_dict: got groups of {sizes[0]} parameters, expected {sizes[1]}"
+            )
+        if not self._scheduled:
+            for group, stored in zip(self.param_groups, state_dict["param_groups"], strict=True):
+                group["lr"] = stored["lr"]
 
-    def _refuse(self, call: str, instead: str) -> NoReturn:
-        raise NotImplementedError(f"cannot call optimizer.{call}(): the states are sharded. Hint: {instead}.")
+    @property
+    def parameter_offload(self) -> Offload:
+        """[local] See Offload. AttributeError below stage 3, as in DeepSpeed."""
+        if self.engine.options.effective()["zero_optimization.stage"] != "3":
+            raise AttributeError("DeepSpeedOptimizer.parameter_offload: the stage is not 3")
+        return Offload(self.engine.module)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(refusal("DeepSpeedOptimizer", name))
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError("[deepspeed] cannot copy or pickle the optimizer. Hint: engine.save_checkpoint(dir, tag).")
+
+
+class Offload:
+    """What TRL looks for before it generates with gathered parameters: the module and its hooks, of which there are
+    none. The engine unshards parameters by operators."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = _Module(module)
+        self.forward_hooks: list[Any] = []
+        self.backward_hooks: list[Any] = []
+
+    def _register_deepspeed_module(self, module: Any) -> None:
+        """[local] Nothing: there are no hooks."""
+
+    _register_hooks_recursively = _register_deepspeed_module
+
+
+class _Module:
+    """The module, with the one method that DeepSpeed adds to it."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def ds_external_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """[local] None: the engine notices a parameter's use anywhere."""
+        return iter(())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
 
 
 class ZeROOptimizer(DeepSpeedOptimizer):
@@ -129,6 +194,26 @@ class Updates:
     """libzero.parameter_groups"""
     block: dict[str, Any] | None = None
     """The block "optimizer"; None: that of the configuration"""
+
+    @property
+    def base(self) -> dict[str, Any]:
+        """The program's group whose parameters are in the engine's group 0."""
+        return self.groups[next(g for g, members in enumerate(self.members) if 0 in members)]
+
+    def scheduled(self, block: Mapping[str, Any]) -> dict[str, Any]:
+        """The block "scheduler" for the engine's groups, for which lists have one number per group of the program.
+
+        Only WarmupCosineLR begins from the groups' own rates; the others set the rates of all groups.
+        """
+        if block["type"] != "WarmupCosineLR":
+            for pattern in self.patterns:
+                pattern.pop("lr", None)
+        owner = {i: g for g, members in enumerate(self.members) for i in members}
+        params = dict(block["params"])
+        for key, value in params.items():
+            if isinstance(value, list | tuple) and len(value) > 1:
+                params[key] = [value[owner[i]] for i in range(len(owner))]
+        return {**block, "params": params}
 
 
 def _kind(optimizer: torch.optim.Optimizer, numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +244,9 @@ def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> 
     """[local] Of a program's optimizer. ConfigError where its groups do not fit the model or each other."""
     groups = optimizer.param_groups
     updates = _grouped(groups, model)
-    numbers = [{k: v for k, v in group.items() if k not in _OWN and k not in _UNUSED} for group in groups]
+    # A group's other keys are a scheduler's (OneCycleLR's max_lr) or the program's.
+    rule = [k for k in optimizer.defaults if k not in _OWN and k not in _UNUSED]
+    numbers = [{k: group[k] for k in rule if k in group} for group in groups]
     for other in numbers[1:]:
         for key, value in numbers[0].items():
             if other.get(key) != value:
@@ -167,7 +254,7 @@ def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> 
                     f"[deepspeed] cannot take over the optimizer: {key} is {value!r} in one group and "
                     f"{other.get(key)!r} in another. Hint: only lr and weight_decay may differ."
                 )
-    base = groups[next(g for g, members in enumerate(updates.members) if 0 in members)]
+    base = updates.base
     updates.block = _kind(optimizer, numbers[0])
     updates.block["params"].update(lr=float(base["lr"]), weight_decay=float(base.get("weight_decay", 0)))
     return updates

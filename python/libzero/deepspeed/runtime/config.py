@@ -6,13 +6,17 @@ import base64
 import binascii
 import copy
 import json
+import logging
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from libzero._native import Options
+from libzero.config import as_options
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
@@ -22,7 +26,7 @@ __all__ = [
     "DeepSpeedConfigError",
     "accumulates",
     "native_config",
-    "native_schedule",
+    "options_of",
     "read_config",
     "recipe_of",
 ]
@@ -35,13 +39,24 @@ NOT_CHECKPOINTED = ("contiguous_memory_optimization", "cpu_checkpointing", "prof
 """Keys of the block activation_checkpointing that are not built for Python models; configure() refuses them."""
 
 
+class FileConfig(dict[str, Any]):
+    """A configuration that was read from a file."""
+
+    def __init__(self, values: Mapping[str, Any], path: str, text: str) -> None:
+        super().__init__(values)
+        self.path, self.text = path, text
+
+
 def read_config(config: Any) -> dict[str, Any]:
     """[local] The dict of a path, a dict, or base64 text of JSON. ConfigError for anything else."""
+    if isinstance(config, FileConfig):
+        return FileConfig(copy.deepcopy(dict(config)), config.path, config.text)
     if isinstance(config, Mapping):
         return copy.deepcopy(dict(config))
     if isinstance(config, str | os.PathLike):
-        text = os.fspath(config)
+        text, path = os.fspath(config), ""
         if os.path.exists(text):
+            path = text
             with open(text, encoding="utf-8") as file:
                 text = file.read()
         else:
@@ -52,25 +67,148 @@ def read_config(config: Any) -> dict[str, Any]:
                     f"[deepspeed] cannot read the configuration: {text} is neither a file nor base64 text of one"
                 ) from None
         try:
-            found = json.loads(text)
+            found = json.loads(text, object_pairs_hook=_without_duplicates)
         except json.JSONDecodeError as fault:
-            raise ConfigError(f"[deepspeed] cannot read the configuration: {fault}") from None
+            where = f"{path or '<text>'}:{fault.lineno}:{fault.colno}"
+            raise ConfigError(f"[deepspeed] cannot read the configuration: {where}: {fault.msg}") from None
+        except _Duplicate as fault:
+            raise ConfigError(
+                f"[deepspeed] cannot read the configuration: {path or '<text>'}: got the key {fault} twice in one "
+                "block. Hint: keep one of the two."
+            ) from None
         if isinstance(found, dict):
-            return found
+            return FileConfig(found, path, text) if path else found
     raise ConfigError(f"[deepspeed] config: got {config!r}, expected a path or a dict")
+
+
+class _Duplicate(ValueError):
+    pass
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _Duplicate(json.dumps(key))
+        found[key] = value
+    return found
+
+
+_SPACE = re.compile(r"\s*")
+_FAULT = re.compile(
+    r"^<dict>:\d+:\d+: (?P<kind>error|notice): (?P<pointer>\S*): (?P<text>.*)\n(?:\s*\d+ \| .*\n\s*\| .*\n)?", re.M
+)
+
+
+def _places(text: str) -> dict[str, tuple[int, int]]:
+    """Where the keys of a JSON object are and how long, in characters, by JSON pointer. text: valid JSON."""
+    found: dict[str, tuple[int, int]] = {}
+
+    def after(at: int) -> int:
+        space = _SPACE.match(text, at)
+        return space.end() if space else at
+
+    def value(at: int, pointer: str) -> int:
+        """The end of the value that begins at `at`."""
+        if text[at] not in "{[":
+            return json.JSONDecoder().raw_decode(text, at)[1]
+        is_object, at, item = text[at] == "{", after(at + 1), 0
+        while text[at] not in "}]":
+            name = str(item)
+            if is_object:
+                name, end = json.JSONDecoder().raw_decode(text, at)
+                found[f"{pointer}/{name}"] = at, end - at
+                at = after(after(end) + 1)  # the colon
+            at = after(value(at, f"{pointer}/{name}"))
+            at = after(at + 1) if text[at] == "," else at
+            item += 1
+        return at + 1
+
+    value(after(0), "")
+    return found
+
+
+def located(message: str, config: Mapping[str, Any]) -> str:
+    """The text about faults of a dict with the file and line that the program gave, or without a line."""
+    path, text = (config.path, config.text) if isinstance(config, FileConfig) else ("", "")
+    places = _places(text) if text else {}
+
+    def rewritten(fault: re.Match[str]) -> str:
+        rest = f"{fault['kind']}: {fault['pointer']}: {fault['text']}\n"
+        if fault["pointer"] not in places:
+            return f"{path or '<dict>'}: {rest}"
+        at, length = places[fault["pointer"]]
+        first = text.rfind("\n", 0, at) + 1
+        line, column = text.count("\n", 0, at) + 1, at - first + 1
+        shown = "".join(c if c.isprintable() or c == "\t" else "?" for c in text[first:].split("\n", 1)[0])
+        marks = re.sub(r"[^\t]", " ", shown[: column - 1]) + "^" + "~" * (length - 1)
+        marked = f"{line:6} | {shown}\n       | {marks}\n" if len(shown) <= 160 else ""
+        return f"{path}:{line}:{column}: {rest}{marked}"
+
+    return _FAULT.sub(rewritten, message).replace(" in <dict>", f" in {path or '<dict>'}")
+
+
+def options_of(native: Mapping[str, Any], config: Mapping[str, Any]) -> Options:
+    """[local] native: what native_config() made of `config`. ConfigError names the file and line of each fault."""
+    try:
+        return as_options(native)
+    except ConfigError as fault:
+        told = ConfigError(located(str(fault), config))
+        told.code = fault.code
+        raise told from None
+
+
+def with_groups(native: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """[local] The same, to be checked before the engine's groups are known, for `count` groups of the program.
+
+    With one group, lists of the scheduler's numbers by group are their first number.
+    """
+    checked = copy.deepcopy(dict(native))
+    params = _block(_block(checked, "scheduler"), "params")
+    if count == 1 and isinstance(params, dict):
+        params.update({key: value[0] for key, value in params.items() if isinstance(value, list) and len(value) > 1})
+    elif count > 1:
+        patterns = [{"pattern": f"group {g}"} for g in range(1, count)]
+        checked["libzero"] = {**_block(checked, "libzero"), "parameter_groups": patterns}
+    return checked
+
+
+def _block(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A block of the configuration; empty where it is not one, which is an error later."""
+    block = config.get(name)
+    return block if isinstance(block, Mapping) else {}
+
+
+def tell_left_over(native: Mapping[str, Any], effective: Mapping[str, str]) -> None:
+    """[local] Names each "auto" that Hugging Face's Trainer would have filled, and the value that is taken instead."""
+
+    def walk(values: Mapping[str, Any], path: str) -> None:
+        for key, value in values.items():
+            name = f"{path}{key}"
+            if isinstance(value, Mapping):
+                walk(value, f"{name}.")
+            elif value == "auto" and effective.get(name, '"auto"') != '"auto"':
+                log_dist(
+                    f'{name}: "auto" was left in the configuration, {effective[name]} is taken. Hint: Trainer of '
+                    "Hugging Face fills it in; give the value where initialize() is called otherwise.",
+                    ranks=[0],
+                    level=logging.WARNING,
+                )
+
+    walk(native, "")
 
 
 def recipe_of(config: Mapping[str, Any]) -> torch.dtype | None:
     """[local] The dtype of parameters that a block fp16 or bf16 asks for."""
     for key, dtype in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
-        if config.get(key, {}).get("enabled") is True:
+        if _block(config, key).get("enabled") is True:
             return dtype
     return None
 
 
 def data_parallel_ranks(config: Mapping[str, Any], world: int) -> int:
     """[local] Ranks with different samples: not the tensor- and sequence-parallel ranks of one group."""
-    degrees = (config.get("tensor_parallel", {}).get("autotp_size", 1), config.get("sequence_parallel_size", 1))
+    degrees = (_block(config, "tensor_parallel").get("autotp_size", 1), config.get("sequence_parallel_size", 1))
     return max(1, world // math.prod(max(1, degree) for degree in degrees if isinstance(degree, int)))
 
 
@@ -85,12 +223,20 @@ def accumulates(config: Mapping[str, Any], world: int) -> bool:
 
 def gathers_on_save(config: Mapping[str, Any]) -> bool:
     """[local] save_16bit_model() may gather stage 3's parameters."""
-    return bool(config.get("zero_optimization", {}).get(_GATHER_ON_SAVE, False))
+    return bool(_block(config, "zero_optimization").get(_GATHER_ON_SAVE, False))
 
 
 def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
     """[local] The same for libzero.Engine: keys that this package acts on itself are left out."""
     native = copy.deepcopy(dict(config))
+    for key in [key for key in native if "." in str(key)]:
+        # TRL writes such keys, which DeepSpeed ignores: a run with them is that without them.
+        del native[key]
+        log_dist(
+            f"{key}: a dotted key at the top of the configuration has no effect, as in DeepSpeed. "
+            f'Hint: write it in its block, {{"{key.split(".")[0]}": {{...}}}}.',
+            ranks=[0],
+        )
     zero = native.get("zero_optimization")
     if isinstance(zero, dict):
         zero.pop(_GATHER_ON_SAVE, None)
@@ -108,17 +254,7 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
         native["managed_gradient_accumulation"] = False
     if isinstance(zero, dict) and zero.get("stage", 0) in (1, 2, 3):
         native.setdefault("prescale_gradients", True)  # as ZeRO of DeepSpeed: it decides what overflows
-    if isinstance(native.get("scheduler"), dict):
-        native["scheduler"] = native_schedule(native["scheduler"])
     return native
-
-
-def native_schedule(block: Mapping[str, Any]) -> dict[str, Any]:
-    """[local] The block "scheduler" with DeepSpeed's first rate: warm-ups begin one update later than the engine's."""
-    params = dict(block.get("params", {}))
-    if str(block.get("type")).startswith("Warmup"):
-        params.setdefault("last_batch_iteration", -2)
-    return {**block, "params": params}
 
 
 __getattr__ = module_getattr("deepspeed.runtime.config")

@@ -18,7 +18,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from libzero.communicator import default_communicator
 from libzero.compiled import compile as compile_units
-from libzero.config import as_options
 from libzero.deepspeed._held import mark
 from libzero.deepspeed._refuse import module_getattr, refusal
 from libzero.deepspeed.accelerator import get_accelerator
@@ -32,12 +31,19 @@ from libzero.deepspeed.runtime.base_optimizer import (
     client_updates,
     config_updates,
 )
-from libzero.deepspeed.runtime.config import gathers_on_save, native_config, native_schedule, recipe_of
+from libzero.deepspeed.runtime.config import (
+    gathers_on_save,
+    native_config,
+    options_of,
+    recipe_of,
+    tell_left_over,
+    with_groups,
+)
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
 from libzero.deepspeed.utils import groups
-from libzero.deepspeed.utils.logging import log_dist, logger
-from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors
+from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger
+from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
 from libzero.engine import Engine
 from libzero.errors import ConfigError
 from libzero.moe import MoE
@@ -124,12 +130,16 @@ class DeepSpeedEngine(torch.nn.Module):
         if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(model_parameters if model_parameters is not None else model.parameters())
         native = native_config(config, comm.size)
+        if isinstance(lr_scheduler, EngineSchedule):
+            lr_scheduler.hand_over()  # the optimizer has its own rates again, from which the engine's schedule begins
         updates, self._trains = self._updates_of(optimizer, model_parameters, native)
+        if updates.block is not None:
+            native["optimizer"] = updates.block
         self.optimizer = ZeROOptimizer(updates.groups) if self._trains else None
         self.client_optimizer = optimizer
         self.lr_scheduler = self._scheduler_of(lr_scheduler, native)
-        if updates.block is not None:
-            native["optimizer"] = updates.block
+        if isinstance(self.lr_scheduler, EngineSchedule):
+            native["scheduler"] = updates.scheduled(self.lr_scheduler.config)
         if updates.patterns:
             native["libzero"] = {**native.get("libzero", {}), "parameter_groups": updates.patterns}
 
@@ -137,7 +147,7 @@ class DeepSpeedEngine(torch.nn.Module):
             for p in self.module.parameters():
                 if p.is_floating_point():
                     p.data = p.data.to(recipe)  # DeepSpeed's masters begin with the rounded values
-        self._engine = Engine(self.module, as_options(native), comm=comm)
+        self._engine = Engine(self.module, options_of(native, config), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]
         inside = [layer.deepspeed_moe for layer in layers if isinstance(layer, DeepSpeedMoE)]
@@ -145,6 +155,7 @@ class DeepSpeedEngine(torch.nn.Module):
         """See deepspeed.moe.layer.MoE.deepspeed_moe."""
         groups.use_mesh(self._engine.mesh, {layer.ep_size for layer in layers})
         self._effective = self._engine.options.effective()
+        tell_left_over(native, self._effective)
         self._counts = native.get("managed_gradient_accumulation") is False
         if self.optimizer is not None:
             scheduled = isinstance(self.lr_scheduler, EngineSchedule)
@@ -173,13 +184,18 @@ class DeepSpeedEngine(torch.nn.Module):
                 raise ConfigError("[deepspeed] scheduler: got one and no optimizer, expected both")
             block = {"type": "SGD", "params": {"lr": 0.0}}  # has no states
             return Updates([], [], block=block), False
-        effective = as_options(native).effective()
+        effective = options_of(with_groups(native, 1), self.config).effective()
         used = {"SGD": ("momentum", "dampening", "nesterov"), "Adagrad": ("eps", "lr_decay"), "Lion": ("betas",)}
         keys = used.get(json.loads(effective["optimizer.type"]), ("betas", "eps", "bias_correction"))
         numbers = {k: json.loads(effective[f"optimizer.params.{k}"]) for k in ("lr", "weight_decay", *keys)}
         if "betas" in numbers:
             numbers["betas"] = tuple(numbers["betas"])
-        return config_updates(model_parameters, self.module, numbers), True
+        updates = config_updates(model_parameters, self.module, numbers)
+        own = {key: float(updates.base[key]) for key in ("lr", "weight_decay")}
+        if any(own[key] != numbers[key] for key in own):  # the engine's group 0 has the numbers of the block
+            block = native["optimizer"]
+            updates.block = {**block, "params": {**block.get("params", {}), **own}}
+        return updates, True
 
     def _scheduler_of(self, given: Any, native: dict[str, Any]) -> Any:
         """The engine computes DeepSpeed's schedules; another object is stepped after each update."""
@@ -187,14 +203,17 @@ class DeepSpeedEngine(torch.nn.Module):
             given = given(self.optimizer)
         configured = isinstance(native.get("scheduler"), dict) and native["scheduler"].get("type")
         if given is None and configured and self.optimizer is not None:
-            block = native["scheduler"]
-            return schedule_class(block["type"])(self.optimizer, **block.get("params", {}))
+            count = len(self.optimizer.param_groups)
+            effective = options_of(with_groups(native, count), self.config).effective()
+            made: Any = schedule_class(json.loads(effective["scheduler.type"]))
+            keys = {name: f"scheduler.params.{name}" for name in made.names}
+            params = {name: json.loads(effective[key]) for name, key in keys.items() if key in effective}
+            params["last_batch_iteration"] = max(-1, params.get("last_batch_iteration", -1))
+            given = made(self.optimizer, **{name: value for name, value in params.items() if value is not None})
         if "scheduler" in native:
             del native["scheduler"]
         if isinstance(given, EngineSchedule):
-            if self.optimizer is not None:
-                given.optimizer = self.optimizer
-            native["scheduler"] = native_schedule(given.config)
+            given.hand_over(self.optimizer)
         return given
 
     # ---- training ----
@@ -628,14 +647,16 @@ class DeepSpeedEngine(torch.nn.Module):
         """[collective] Writes SAVE_DIR/TAG in libzero's format (docs/checkpoints.md); tag: "global_stepN" if not given.
 
         client_state: rank 0's is saved; tensors, numbers, text, lists, tuples and dicts of them. TypeError for other
-        objects. save_latest: a load without a tag takes this one. NotImplementedError for exclude_frozen_parameters
-        where the model has frozen parameters. False: with libzero.save_errors "warn" it has failed. Of a save in the
-        background (checkpoint.writer.decoupled) True says that it has begun.
+        objects. save_latest: a load without a tag takes this one. exclude_frozen_parameters: accepted, but the
+        checkpoint has frozen parameters as well, and a load restores them; a notice says so. False: with
+        libzero.save_errors "warn" it has failed. Of a save in the background (checkpoint.writer.decoupled) True says
+        that it has begun. zero_to_fp32.py in SAVE_DIR writes a checkpoint's weights in fp32.
         """
         if exclude_frozen_parameters and any(not p.requires_grad for p in self.module.parameters()):
-            raise NotImplementedError(
-                "cannot leave frozen parameters out of a checkpoint: exclude_frozen_parameters is not built. "
-                "Hint: save_16bit_model(dir, exclude_frozen_parameters=True) for the weights."
+            log_dist_once(
+                "save_checkpoint(exclude_frozen_parameters=True): the checkpoint has the frozen parameters as well. "
+                "Hint: save_16bit_model(dir, exclude_frozen_parameters=True) writes a file without them.",
+                ranks=(0,),
             )
         state = {
             "client_state": dict(client_state or {}),
@@ -655,6 +676,8 @@ class DeepSpeedEngine(torch.nn.Module):
                 latest.unlink()
             else:
                 latest.write_bytes(before)
+        if saved and self.global_rank == 0:
+            write_script(save_dir)
         self._engine.comm.barrier()
         return saved
 
@@ -699,7 +722,10 @@ class DeepSpeedEngine(torch.nn.Module):
                 for group, rate in zip(self.optimizer.param_groups, state.get("rates", []), strict=False):
                     group["lr"] = rate
                 self.optimizer.pull()
-            if load_lr_scheduler_states and state.get("lr_scheduler") is not None and self.lr_scheduler is not None:
+            if isinstance(self.lr_scheduler, EngineSchedule):
+                if whole:  # the engine has restored the place of its schedule
+                    self.lr_scheduler.placed(state.get("lr_scheduler") or {})
+            elif load_lr_scheduler_states and state.get("lr_scheduler") is not None and self.lr_scheduler is not None:
                 self.lr_scheduler.load_state_dict(state["lr_scheduler"])
         return str(Path(load_dir) / taken), state.get("client_state", {})
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.utils.logging import logger
 from libzero.errors import IoError
 
 __all__ = [
@@ -174,6 +176,33 @@ def load_state_dict_from_zero_checkpoint(
     """Loads the same into a model on the CPU that no engine holds, and returns it."""
     model.cpu().load_state_dict(get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), strict=False)
     return model
+
+
+_SCRIPT = '''#!/usr/bin/env python
+"""Writes the fp32 weights of a checkpoint in this folder: python zero_to_fp32.py CHECKPOINT_DIR OUTPUT_DIR"""
+
+try:
+    from libzero.deepspeed.utils.zero_to_fp32 import main
+except ImportError as missing:
+    raise SystemExit(f"zero_to_fp32.py: error: {missing}. Hint: pip install libzero.") from None
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def write_script(folder: str | os.PathLike[str]) -> None:
+    """Puts zero_to_fp32.py into a folder of checkpoints, where programs look for it."""
+    path = Path(folder) / "zero_to_fp32.py"
+    if path.is_file() and not path.is_symlink() and path.read_text(errors="replace") == _SCRIPT:
+        return
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".zero_to_fp32.", delete=False) as file:
+            file.write(_SCRIPT)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)  # never through a link
+    except OSError as fault:  # the checkpoint is complete without it
+        logger.warning("cannot write %s: %s", path, fault)
 
 
 def main() -> None:

@@ -1,0 +1,553 @@
+"""What programs and frameworks written for DeepSpeed do around the engine: schedules of their own, saves,
+configurations as they write them."""
+
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Programs, batch, config, network, under_the_runner
+
+import libzero
+import libzero.deepspeed as deepspeed
+from libzero.deepspeed.runtime.lr_schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
+
+nn = torch.nn
+
+
+def one_step(engine: deepspeed.DeepSpeedEngine, step: int = 0) -> float:
+    loss = engine(batch(0, step)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return float(loss.detach())
+
+
+def masters(engine: deepspeed.DeepSpeedEngine) -> dict[str, torch.Tensor]:
+    return engine._engine.full_state_dict()
+
+
+def assert_same(engine: deepspeed.DeepSpeedEngine, plain: nn.Module, tolerance: float = 2e-6) -> None:
+    state = plain.state_dict()
+    for name, value in masters(engine).items():
+        torch.testing.assert_close(value, state[name], atol=tolerance, rtol=tolerance, msg=name)
+
+
+# ---- schedules over an optimizer that no engine owns ----
+def rates_of(make: Any, kind: type[torch.optim.Optimizer] = torch.optim.SGD, count: int = 8) -> list[float]:
+    """The rate of each update of a plain loop."""
+    optimizer = kind([nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = make(optimizer)
+    seen = []
+    for _ in range(count):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert schedule.get_last_lr() == [optimizer.param_groups[0]["lr"]] == schedule.get_lr()
+    return seen
+
+
+LOG = [math.log(s + 1) / math.log(4) for s in range(4)]
+"""A warm-up of four steps."""
+SCHEDULES: dict[str, tuple[Any, list[float]]] = {
+    "WarmupLR": (lambda o: WarmupLR(o, 0.0, 0.2, 4), [0, *(0.2 * x for x in LOG), 0.2, 0.2, 0.2]),
+    "WarmupLR, the optimizer's rate": (
+        lambda o: WarmupLR(o, warmup_num_steps=4, warmup_type="linear"),
+        [0, 0, 0.025, 0.05, 0.075, 0.1, 0.1, 0.1],
+    ),
+    "WarmupDecayLR": (
+        lambda o: WarmupDecayLR(o, 6, 0.0, 0.2, 2, "linear"),
+        [0, 0, 0.1, 0.2, 0.15, 0.1, 0.05, 0],
+    ),
+    "WarmupCosineLR": (
+        lambda o: WarmupCosineLR(o, 6, warmup_num_steps=2, warmup_type="linear", cos_min_ratio=0.5),
+        [0, 0, 0.05, *(0.05 + 0.025 * (1 + math.cos(math.pi * k / 4)) for k in (1, 2, 3, 4)), 0.05],
+    ),
+    "LRRangeTest": (lambda o: LRRangeTest(o, 0.01, 2, 3.0), [0.01 * (1 + 1.5 * k) for k in range(8)]),
+    "LRRangeTest, stairs": (
+        lambda o: LRRangeTest(o, 0.01, 3, 2.0, True),
+        [0.01, 0.01, 0.01, 0.03, 0.03, 0.03, 0.05, 0.05],
+    ),
+    "OneCycle": (
+        lambda o: OneCycle(o, 0.1, 0.3, cycle_first_step_size=4, cycle_second_step_size=2, decay_step_size=1,
+                           decay_lr_rate=1.0),
+        [0.1, 0.15, 0.2, 0.25, 0.3, 0.2, 0.1, 0.05],
+    ),
+    "OneCycle, stairs": (
+        lambda o: OneCycle(o, 0.1, 0.3, cycle_first_step_size=4, cycle_first_stair_count=2),
+        [0.1, 0.1, 0.2, 0.2, 0.3, 0.2, 0.2, 0.1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_moves_the_rate_of_an_optimizer_of_torch(name: str) -> None:
+    make, expected = SCHEDULES[name]
+    assert rates_of(make) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_schedule_over_groups_keeps_tensors_and_jumps() -> None:
+    rate = torch.tensor(0.1)
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": rate}, {"params": [nn.Parameter(torch.ones(1))]}]
+    optimizer = torch.optim.AdamW(groups, lr=torch.tensor(0.4))
+    schedule = WarmupCosineLR(optimizer, 10, warmup_min_ratio=0.5, warmup_num_steps=4, warmup_type="linear")
+    assert optimizer.param_groups[0]["lr"] is rate and schedule.get_lr_ratio() == rate == 0
+    schedule.step(2)
+    assert schedule.get_lr_ratio() == 0.75 and schedule.org_lrs == pytest.approx([0.1, 0.4])
+    assert [float(group["lr"]) for group in optimizer.param_groups] == pytest.approx([0.075, 0.3])
+    assert optimizer.param_groups[0]["lr"] is rate
+    again = WarmupCosineLR(optimizer, 10, warmup_num_steps=4)
+    again.load_state_dict(schedule.state_dict())
+    assert again.last_batch_iteration == 2
+
+    cycle = OneCycle(optimizer, 0.1, 0.2, cycle_first_step_size=2)
+    assert cycle.get_mom() == [(0.9, 0.99)] * 2 and optimizer.param_groups[1]["betas"] == (0.8, 0.99)
+    cycle.step()
+    assert optimizer.param_groups[0]["betas"] == pytest.approx((0.85, 0.99))
+    lists = WarmupLR(optimizer, [0.0, 0.1], [1.0, 2.0], 2)
+    lists.step(5)
+    assert [float(rate) for rate in lists.get_last_lr()] == [1.0, 2.0] and lists.min_lrs == [0.0, 0.1]
+
+
+def test_numbers_that_no_schedule_has_are_refused() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    for bad in (-5, 0, 2.5, "four"):
+        for make in (
+            lambda n: WarmupLR(optimizer, warmup_num_steps=n),
+            lambda n: WarmupCosineLR(optimizer, 10, warmup_num_steps=n),
+            lambda n: WarmupDecayLR(optimizer, 10, warmup_num_steps=n),
+        ):
+            with pytest.raises(ValueError, match=f"warmup_num_steps: got {bad!r}, expected a positive integer"):
+                make(bad)
+    with pytest.raises(ValueError, match="warmup_max_lr: got 2 values, expected 1, one for each parameter group"):
+        WarmupLR(optimizer, 0.0, [0.1, 0.2])
+    with pytest.raises(ValueError, match="lr_range_test_min_lr: got 3 values"):
+        LRRangeTest(optimizer, [0.1, 0.2, 0.3])
+    with pytest.raises(TypeError, match="got object, expected a torch.optim.Optimizer"):
+        WarmupLR(object())
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+# ---- schedules of the engine ----
+@pytest.mark.parametrize("given", ["object", "callable", "program", "block"])
+@pytest.mark.parametrize("name", ["WarmupLR", "WarmupCosineLR", "OneCycle"])
+def test_an_engine_updates_with_the_rates_of_the_schedule(name: str, given: str) -> None:
+    """Two groups with rates of their own, as a plain loop with the same schedule. program: it steps the schedule."""
+    numbers: dict[str, Any] = {
+        "WarmupLR": {"warmup_num_steps": 3, "warmup_type": "linear"},
+        "WarmupCosineLR": {"total_num_steps": 5, "warmup_num_steps": 2},
+        "OneCycle": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 3, "cycle_momentum": False},
+    }[name]
+    made = getattr(deepspeed.runtime.lr_schedules, name)
+
+    def optimizer_of(model: nn.Sequential) -> torch.optim.Optimizer:
+        rest = [*model[0].parameters(), *model[2].parameters()]
+        return torch.optim.AdamW([{"params": rest}, {"params": model[4].parameters(), "lr": 5e-3}], lr=2e-3)
+
+    plain = network()
+    reference = optimizer_of(plain)
+    schedule = made(reference, **numbers)
+    model = network()
+    optimizer = optimizer_of(model)
+    words: dict[str, Any] = {"config": config(2)}
+    own = None
+    if given == "object":
+        words["lr_scheduler"] = made(optimizer, **numbers)
+    elif given == "callable":
+        words["lr_scheduler"] = lambda groups: made(groups, **numbers)
+    elif given == "program":
+        own = made(optimizer, **numbers)
+    else:
+        words["config"] = config(2, scheduler={"type": name, "params": numbers})
+    engine, _, _, scheduler = deepspeed.initialize(model=model, optimizer=optimizer, **words)
+    for step in range(6):
+        reference.zero_grad()
+        torch.autograd.backward(plain(batch(0, step)).square().mean())
+        reference.step()
+        schedule.step()
+        one_step(engine, step)
+        if own is not None:
+            own.step()
+        assert engine.get_lr() == pytest.approx([group["lr"] for group in reference.param_groups], rel=1e-6)
+        assert (own or scheduler).last_batch_iteration == step
+    assert_same(engine, plain)
+
+
+def test_a_schedule_of_the_configuration_with_one_number_per_group() -> None:
+    model, plain = network(), network()
+    groups = [{"params": list(model[0].parameters())}, {"params": [*model[2].parameters(), *model[4].parameters()]}]
+    twins = [{"params": list(plain[0].parameters())}, {"params": [*plain[2].parameters(), *plain[4].parameters()]}]
+    reference = torch.optim.AdamW(twins, lr=1e-3, weight_decay=0.01)
+    schedule = WarmupLR(reference, 0.0, [0.01, 0.002], 2)
+    block = {"type": "WarmupLR", "params": {"warmup_max_lr": [0.01, 0.002], "warmup_num_steps": 2}}
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=groups, config=config(2, scheduler=block))
+    for step in range(4):
+        reference.zero_grad()
+        torch.autograd.backward(plain(batch(0, step)).square().mean())
+        reference.step()
+        schedule.step()
+        one_step(engine, step)
+    assert engine.get_lr() == [0.01, 0.002]
+    assert_same(engine, plain)
+
+
+def test_the_numbers_of_the_largest_group_count_too() -> None:
+    """As frameworks make them: one group without decay, which has more parameters than the other."""
+    model, plain = network(), network()
+
+    def groups_of(of: nn.Module) -> list[dict[str, Any]]:
+        small = [p for p in of.parameters() if p.ndim < 2]
+        return [
+            {"params": [next(of.parameters())], "weight_decay": 0.3, "lr": 1e-2},
+            {"params": [*small, *list(of.parameters())[2::2]], "weight_decay": 0.0, "lr": 3e-3},
+        ]
+
+    reference = torch.optim.AdamW(groups_of(plain), lr=1e-3, weight_decay=0.01)
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=groups_of(model), config=config(2))
+    for step in range(4):
+        reference.zero_grad()
+        torch.autograd.backward(plain(batch(0, step)).square().mean())
+        reference.step()
+        one_step(engine, step)
+    assert_same(engine, plain)
+
+
+def test_the_keys_that_a_scheduler_leaves_in_a_group_are_its_own() -> None:
+    model, plain = network(), network()
+    optimizer, reference = (torch.optim.AdamW(of.parameters(), lr=1e-3) for of in (model, plain))
+    schedulers = [
+        torch.optim.lr_scheduler.OneCycleLR(each, max_lr=0.01, total_steps=6, cycle_momentum=False)
+        for each in (optimizer, reference)
+    ]
+    assert "max_lr" in optimizer.param_groups[0]
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=schedulers[0], config=config(2)
+    )
+    for step in range(5):
+        reference.zero_grad()
+        torch.autograd.backward(plain(batch(0, step)).square().mean())
+        reference.step()
+        schedulers[1].step()
+        one_step(engine, step)
+    assert_same(engine, plain)
+    optimizer.param_groups[0]["max_lr"] = 1.0  # a scheduler's, who may change it
+    one_step(engine, 5)
+
+
+def test_a_rate_that_a_schedule_would_overwrite_is_refused() -> None:
+    block = {"type": "WarmupLR", "params": {"warmup_num_steps": 2}}
+    engine, _, _, scheduler = deepspeed.initialize(model=network(), config=config(2, scheduler=block))
+    one_step(engine)
+    scheduler.load_state_dict(scheduler.state_dict())
+    with pytest.raises(NotImplementedError, match="cannot jump to update 7"):
+        scheduler.load_state_dict({"last_batch_iteration": 7})
+    engine.set_lr(0.5)
+    with pytest.raises(libzero.ConfigError, match=r"lr got 0\.5, expected .*the engine's schedule moves the rates"):
+        one_step(engine, 1)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_resumed_schedule_goes_where_it_was(stage: int, tmp_path: Path) -> None:
+    block = {"type": "WarmupCosineLR", "params": {"total_num_steps": 6, "warmup_num_steps": 2}}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(stage, scheduler=block))
+    for step in range(3):
+        one_step(engine, step)
+    engine.save_checkpoint(tmp_path)
+    again, _, _, scheduler = deepspeed.initialize(model=network(2), config=config(stage, scheduler=block))
+    again.load_checkpoint(tmp_path)
+    assert scheduler.last_batch_iteration == 2 and again.get_lr() == engine.get_lr() == scheduler.get_last_lr()
+    assert one_step(again, 3) == one_step(engine, 3) and again.get_lr() == engine.get_lr()
+
+
+# ---- the tutorial for pictures ----
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("pictures")
+    program = Path(__file__).parent / "pictures_program.py"
+    under_the_runner(folder, str(program), "--out", str(folder / "seen.json"))
+    seen: dict[str, Any] = json.loads((folder / "seen.json").read_text())
+    return seen
+
+
+def test_every_combination_of_the_tutorials_options_trains(pictures: dict[str, Any]) -> None:
+    assert len(pictures) == 3 * 4 * 3 + 7 * 2 + 2
+    for words, seen in pictures.items():
+        assert len(seen["losses"]) == 6 and all(math.isfinite(x) for x in [*seen["losses"], seen["sum"]]), words
+        if "WarmupLR" not in words and "Cosine" not in words:
+            log = [0.0, *(0.01 * math.log(s + 1) / math.log(4) for s in range(4)), 0.01]
+            assert [rates[-1] for rates in seen["rates"]] == pytest.approx(log), words
+
+
+def test_groups_for_experts_with_the_numbers_of_the_block_change_nothing(pictures: dict[str, Any]) -> None:
+    pairs = [words for words in pictures if "--moe-param-group" in words and "--rate" not in words]
+    assert len(pairs) == 12 + 7
+    for words in pairs:
+        without = pictures[words.replace(" --moe-param-group", "")]
+        assert pictures[words]["losses"] == without["losses"] and pictures[words]["sum"] == without["sum"], words
+        assert [len(rates) for rates in pictures[words]["rates"]] == [2 if "2 4" not in words else 2] * 6
+
+
+def test_a_group_for_experts_begins_from_its_own_rate(pictures: dict[str, Any]) -> None:
+    equal, lower = (seen for words, seen in pictures.items() if "--rate" in words)
+    assert all(mine[0] == mine[1] for mine in equal["rates"])
+    assert [mine[1] for mine in lower["rates"]] == pytest.approx([0.2 * mine[0] for mine in lower["rates"]])
+    assert [mine[0] for mine in lower["rates"]] == [mine[0] for mine in equal["rates"]]
+    assert lower["sum"] != equal["sum"] and lower["rates"][-1][1] > 0
+
+
+# ---- zero.Init and buffers ----
+class Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("inv_freq", 1.0 / 10000 ** (torch.arange(0, 8, dtype=torch.float32) / 8), persistent=False)
+        self.register_buffer("positions", torch.linspace(0, 1, 300))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.proj(x) * self.scale * self.inv_freq.to(x.dtype)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["init", "module", "build", "engine"])
+def test_buffers_keep_the_dtype_of_their_class_with_bf16(how: str) -> None:
+    settings = config(3, bf16={"enabled": True})
+    torch.manual_seed(1)
+    expected = nn.Sequential(Rotary(), nn.Linear(8, 2))
+    torch.manual_seed(1)
+    make = lambda: nn.Sequential(Rotary(), nn.Linear(8, 2))  # noqa: E731
+    if how == "init":
+        with deepspeed.zero.Init(config_dict_or_path=settings):
+            model = make()
+            assert torch.get_default_dtype() == torch.float32
+        assert all(p.dtype == torch.bfloat16 and hasattr(p, "ds_id") for p in model.parameters())
+    elif how == "module":
+        model = make()
+        deepspeed.zero.Init(module=model, config_dict_or_path=settings)
+    else:
+        model = libzero.build(make, settings) if how == "build" else make()
+    if how == "build":
+        engine: Any = libzero.Engine(model, settings)
+        forward = model
+    else:
+        engine, _, _, _ = deepspeed.initialize(model=model, config=settings)
+        forward = engine
+    for name, buffer in expected.named_buffers():
+        found = dict(model.named_buffers())[name]
+        assert found.dtype == buffer.dtype and torch.equal(found, buffer), name
+    assert forward(torch.ones(4, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_parameters_that_init_made_are_those_of_a_model_that_was_rounded() -> None:
+    settings = config(3, bf16={"enabled": True})
+    torch.manual_seed(1)
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        alone = nn.Parameter(torch.full((3,), 1 / 3))
+        model = Rotary()
+        model.extra = alone
+    assert model.scale.dtype == model.extra.dtype == model.proj.weight.dtype == torch.bfloat16
+    with deepspeed.zero.Init():  # no recipe
+        assert nn.Linear(2, 2).weight.dtype == torch.float32
+    kept = nn.Linear(2, 2)
+    with deepspeed.zero.Init(enabled=False, dtype=torch.bfloat16):
+        assert nn.Sequential(nn.Linear(2, 2))[0].weight.dtype == kept.weight.dtype
+
+
+# ---- configurations as frameworks write them ----
+def test_a_dotted_key_at_the_top_has_no_effect_as_in_deepspeed() -> None:
+    wild = {"zero_optimization.stage3_prefetch_bucket_size": 921.6, "zero_optimization.reduce_bucket_size": 1024}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config={**config(3), **wild})
+    with pytest.raises(libzero.ConfigError, match="got 921.6, expected a whole number"):
+        libzero.Options({**config(3), **wild})  # reads it as a key of the block
+    plain, _, _, _ = deepspeed.initialize(model=network(), config=config(3))
+    effective = engine._engine.options.effective()
+    assert effective == plain._engine.options.effective()
+    assert one_step(engine) == one_step(plain)
+
+
+def test_a_dotted_key_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed.logger, "propagate", True)
+    more = {"zero_optimization.reduce_bucket_size": 1024}
+    deepspeed.initialize(model=network(), config={**config(3), **more})
+    assert "zero_optimization.reduce_bucket_size: a dotted key at the top of the configuration" in caplog.text
+
+
+def test_an_auto_that_was_left_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed.logger, "propagate", True)
+    optimizer = {"type": "AdamW", "params": {"lr": "auto", "weight_decay": 0.0}}
+    left = config(2, optimizer=optimizer, bf16={"enabled": "auto"})
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=left)
+    assert re.search(r'optimizer\.params\.lr: "auto" was left in the configuration, 0\.001 is taken', caplog.text)
+    assert engine.get_lr() == [0.001]
+    left["scheduler"] = {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}
+    with pytest.raises(libzero.ConfigError, match='<dict>: error: .*total_num_steps: got "auto" without its flag'):
+        deepspeed.initialize(model=network(), config=left)
+
+
+def test_faults_of_a_file_name_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    text = json.dumps({**config(2), "zero_optimization": {"stage": 2, "stge": 2}, "bf16": {"enabled": "yes"}}, indent=2)
+    file.write_text(text)
+    lines = text.splitlines()
+    stge = next(i for i, line in enumerate(lines, 1) if "stge" in line)
+    enabled = next(i for i, line in enumerate(lines, 1) if "enabled" in line)
+    with pytest.raises(libzero.ConfigError) as seen:
+        deepspeed.initialize(model=network(), config=str(file))
+    message = str(seen.value)
+    assert f"{file}:{stge}:5: error: /zero_optimization/stge: unknown key" in message
+    assert f"{file}:{enabled}:5: error: /bf16/enabled: got " in message
+    assert f"{stge:6} | {lines[stge - 1]}\n       |     ^~~~~~\n" in message
+    assert "<dict>" not in message and f"2 errors, 0 notices in {file}" in message
+    with pytest.raises(libzero.ConfigError) as seen:
+        deepspeed.initialize(model=network(), config=json.loads(text))
+    assert "<dict>: error: /zero_optimization/stge: unknown key" in str(seen.value) and ":1:" not in str(seen.value)
+    file.write_text('{\n "bf16": {"enabled": true,}\n}')
+    with pytest.raises(libzero.ConfigError, match=rf"{re.escape(str(file))}:2:\d+: "):
+        deepspeed.initialize(model=network(), config=file)
+    file.write_text('{"bf16": {"enabled": true},\n "bf16": {"enabled": false}}')
+    with pytest.raises(libzero.ConfigError, match='ds.json: got the key "bf16" twice in one block'):
+        deepspeed.initialize(model=network(), config=file)
+
+
+# ---- what frameworks save ----
+def test_a_checkpoint_of_an_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
+    """As Trainer saves every model of PEFT, and loads it into the base model with another adapter."""
+
+    def model_of(seed: int) -> nn.Sequential:
+        model = network(1)
+        torch.manual_seed(seed)
+        model[2].requires_grad_(False)
+        with torch.no_grad():
+            model[0].weight.normal_()
+        return model
+
+    engine, _, _, _ = deepspeed.initialize(model=model_of(5), config=config(3))
+    one_step(engine)
+    assert engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True) is True
+    again, _, _, _ = deepspeed.initialize(model=model_of(6), config=config(3))
+    path, _ = again.load_checkpoint(tmp_path, load_module_strict=False)
+    assert path is not None and again.global_steps == 1
+    assert one_step(engine, 1) == one_step(again, 1)
+    before, after = (each._engine.state_dict() for each in (engine, again))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_zero_to_fp32_lies_in_the_folder_and_runs(tmp_path: Path, programs: Programs) -> None:
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(3))
+    one_step(engine)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("untouched")
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "zero_to_fp32.py").symlink_to(elsewhere)
+    engine.save_checkpoint(tmp_path / "saved")
+    assert elsewhere.read_text() == "untouched"
+    done = subprocess.run(
+        [sys.executable, "zero_to_fp32.py", ".", str(tmp_path / "out")],
+        cwd=tmp_path / "saved",
+        env=programs.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = torch.load(tmp_path / "out" / "pytorch_model.bin", weights_only=True)
+    assert all(torch.equal(found[name], value) for name, value in masters(engine).items())
+    assert sorted(p.name for p in (tmp_path / "saved").iterdir() if "zero_to_fp32" in p.name) == ["zero_to_fp32.py"]
+
+
+def test_the_optimizers_state_dict_is_a_marker_that_loads_back(tmp_path: Path) -> None:
+    """As Lightning puts it into its own file at each save, and gives it back at a resume."""
+    engine, optimizer, _, _ = deepspeed.initialize(model=network(), config=config(3))
+    assert optimizer is not None
+    one_step(engine)
+    optimizer.param_groups[0]["lr"] = 0.25
+    torch.save({"optimizer_states": [optimizer.state_dict()]}, tmp_path / "own.ckpt")
+    optimizer.param_groups[0]["lr"] = 0.5
+    state = torch.load(tmp_path / "own.ckpt", weights_only=True)["optimizer_states"][0]
+    assert state["state"] == {} and len(state["param_groups"][0]["params"]) == 6
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.25 and not hasattr(optimizer, "consolidate_state_dict")
+    plain = torch.optim.AdamW(network().parameters())
+    with pytest.raises(NotImplementedError, match="states of an optimizer of torch"):
+        optimizer.load_state_dict(plain.state_dict())
+    state["param_groups"][0]["params"].pop()
+    with pytest.raises(libzero.ConfigError, match=r"got groups of \[5\] parameters, expected \[6\]"):
+        optimizer.load_state_dict(state)
+
+
+def test_hooks_are_removed_and_put_back_around_a_generation() -> None:
+    """The calls that TRL makes at stage 3."""
+    engine, optimizer, _, _ = deepspeed.initialize(model=network(), config=config(3))
+    with deepspeed.zero.GatheredParameters(engine.parameters()):
+        offload = engine.optimizer.parameter_offload
+        module = offload.module
+        every = [*module.named_parameters(recurse=True), *module.ds_external_parameters()]
+        assert len(every) == 6
+        for _, p in every:
+            p.ds_active_sub_modules.clear()
+        for hook in [*offload.forward_hooks, *offload.backward_hooks]:
+            hook.remove()
+        offload.forward_hooks, offload.backward_hooks = [], []
+        assert engine.module(batch()).shape == (4, 4)
+        offload._register_deepspeed_module(offload.module)
+    one_step(engine)
+    below, _, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    assert not hasattr(below.optimizer, "parameter_offload")
+
+
+# ---- loops ----
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("boundary", [False, True])
+def test_two_backwards_make_one_update(stage: int, boundary: bool) -> None:
+    """A discriminator's two losses, each whole: python/README.md names both forms."""
+    plain = network()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(stage, gradient_accumulation_steps=2))
+    for step in range(3):
+        reference.zero_grad()
+        for part in (0, 1):
+            torch.autograd.backward((plain(batch(part, step)) - part).square().mean())
+        reference.step()
+        for part in (0, 1):
+            if boundary:
+                engine.set_gradient_accumulation_boundary(part == 1)
+            engine.backward((engine(batch(part, step)) - part).square().mean(), scale_wrt_gas=False)
+            engine.step()
+        assert engine.global_steps == step + 1
+    assert_same(engine, plain)
+
+
+def test_an_error_that_nobody_catches_ends_with_its_code(programs: Programs) -> None:
+    for text, code in (
+        ("libzero.Options({'stage': 2})", 2),
+        ("raise libzero.IoError('a disk')", 5),
+        ("raise libzero.InternalError('a bug')", 1),
+        ("class Own(libzero.CommError): pass\nraise Own('lost')", 6),
+        ("raise ValueError('not ours')", 1),
+        ("try:\n    libzero.Options({'stage': 2})\nexcept libzero.ConfigError:\n    pass", 0),
+    ):
+        out = programs.run(text, rc=code)
+        assert ("Traceback" in out) == (code != 0), out
+    error = "engine = libzero.Engine(network(), config(2)); engine.backward(torch.ones(2))"
+    assert "Traceback" in programs.ranks(error, rc=2)
+
+
+def test_ranks_that_differ_are_told_the_calls_of_the_program(programs: Programs) -> None:
+    out = programs.ranks(
+        """
+        engine = libzero.Engine(network(), config(2))
+        engine.backward(engine(batch()).square().mean())
+        engine.step()
+        if engine.comm.rank == 0:
+            engine.save_checkpoint(os.path.dirname(__file__), "one")
+        else:
+            engine.backward(engine(batch()).square().mean())
+            engine.step()
+        """,
+        rc=6,
+    )
+    assert "got different calls" in out and "[Engine::save_checkpoint] " in out, out
