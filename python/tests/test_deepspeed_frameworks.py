@@ -521,6 +521,17 @@ def test_two_backwards_make_one_update(stage: int, boundary: bool) -> None:
     assert_same(engine, plain)
 
 
+def test_a_second_backward_without_a_step_is_told_the_form() -> None:
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    loss = engine(batch()).square().mean()
+    engine.backward(loss, retain_graph=True)
+    engine.backward(2 * loss)  # of the same micro-batch
+    with pytest.raises(libzero.ConfigError, match="for one update of several losses set it to their number"):
+        engine.backward(engine(batch(1)).square().mean())
+    engine.step()
+    one_step(engine, 1)
+
+
 def test_an_error_that_nobody_catches_ends_with_its_code(programs: Programs) -> None:
     for text, code in (
         ("libzero.Options({'stage': 2})", 2),

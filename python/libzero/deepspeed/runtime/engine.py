@@ -119,6 +119,8 @@ class DeepSpeedEngine(torch.nn.Module):
         self._boundary: bool | None = None
         self._inside_no_sync = False
         self._applied = False
+        self._retains = False
+        """The last backward() kept its graph: another loss of the same micro-batch may follow."""
         self.is_compiled = False
         self._norm: float | None = None
         self.global_steps = 0
@@ -247,6 +249,13 @@ class DeepSpeedEngine(torch.nn.Module):
         if not self._trains:
             raise ConfigError("[deepspeed] cannot run backward: the engine has no optimizer")
         steps = self.gradient_accumulation_steps()
+        if steps == 1 and not self._counts and self._engine._native.micro_batches() > 0 and not self._retains:
+            raise ConfigError(
+                "[deepspeed] backward: got a second loss before step(), expected step(): gradient_accumulation_steps "
+                "is 1. Hint: for one update of several losses set it to their number, call step() after each "
+                "backward(), and pass scale_wrt_gas=False to add gradients up as torch does; or add the losses up."
+            )
+        self._retains = retain_graph
         self._engine.backward(loss if scale_wrt_gas else loss * steps, retain_graph=retain_graph)
         return loss.detach() / steps if scale_wrt_gas else loss.detach()
 
