@@ -125,13 +125,13 @@ TEST(Train, WithoutStandardStreamsFilesHaveTheirOwnContentsAlone) {
   for (const std::string closed : {">&-", "2>&-", "<&- >&- 2>&-"}) {
     const std::string out = place.folder + "/out";
     std::string command = "exec " + kZero + " train " + kConfigs + "stage3-bf16.json --text " + place.text + " --out " +
-                          out + " --steps 4 --trace " + out + "/trace.json --trace-steps 1:3";
+                          out + " --steps 4 --trace " + place.folder + "/trace.json --trace-steps 1:3";
     for (const std::string& word : kSmall) command += " " + word;
     Process p(Process::Settings{{"/bin/sh", "-c", command + " " + closed}, {"OMP_NUM_THREADS=1"}, place.folder, -1});
     EXPECT_EQ(p.wait(kLimit), 0) << closed << p.err;
     const auto log = lines(slurp(out + "/log.jsonl"));
     EXPECT_GE(log.size(), 4u) << closed;
-    EXPECT_TRUE(json::accept(slurp(out + "/trace.json"))) << closed;
+    EXPECT_TRUE(json::accept(slurp(place.folder + "/trace.json"))) << closed;
     for (const std::string& line : log) EXPECT_TRUE(json::accept(line)) << closed << ": " << line;
     fs::remove_all(out);
   }
