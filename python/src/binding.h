@@ -109,7 +109,7 @@ auto blocking(const std::shared_ptr<zero::Communicator>& comm, F&& run) {
 std::shared_ptr<torch::nn::Module> mirror(const py::object& module);
 // Adds the parameters that the program has registered or replaced since.
 void refresh_parameters(torch::nn::Module& mirrored, const py::object& module);
-// Updates the mirror's buffers that the program has replaced by other tensors.
+// Gives the mirror the buffers that the module has now.
 void refresh_buffers(torch::nn::Module& mirrored, const py::object& module);
 
 }  // namespace libzero

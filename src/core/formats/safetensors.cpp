@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/plain_name.h"
 #include "formats/json.h"
 
 namespace zero::formats {
@@ -42,10 +43,7 @@ int bits_of(std::string_view dtype) {
   return 0;
 }
 
-bool valid_key(std::string_view key) {
-  return !key.empty() && key.size() <= 4096 &&
-         std::none_of(key.begin(), key.end(), [](char c) { return static_cast<unsigned char>(c) < 32 || c == 127; });
-}
+bool valid_key(std::string_view key) { return base::is_plain_name(key); }
 
 std::string header_bytes(const Header& header, std::size_t alignment) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();

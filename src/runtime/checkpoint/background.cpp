@@ -60,6 +60,7 @@ class Background final : public engine::BackgroundSave {
   void release(const char* call) override {
     wait_while_moving(call, [this] { snapshot_.release(); });
   }
+  void release_here() override { snapshot_.release(); }
 
   // [collective] Waits for the writers of all ranks, and publishes.
   void finish() {

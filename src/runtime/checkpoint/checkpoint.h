@@ -54,8 +54,8 @@ std::string optimizer_name(config::OptimizerType type);
 inline bool is_slot(const std::string& kind) { return kind.starts_with("opt."); }  // a state of the optimizer
 inline constexpr const char* kBuffer = "buffer";
 inline constexpr const char* kFrozen = "param";
-// This rank's random number generator on the CPU: saved per rank, kind "rank".
-inline constexpr const char* kPrivate = "rank";
+inline constexpr const char* kPrivate = engine::kPrivateKind;
+// This rank's random number generator on the CPU.
 inline constexpr const char* kGenerator = "generator.cpu";
 
 }  // namespace zero::checkpoint

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/system.h"
 #include "checkpoint/checkpoint.h"
+#include "engine/model_buffers.h"
 #include "formats/hash.h"
 
 namespace zero::checkpoint {
@@ -103,15 +104,18 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
         add(std::string("opt.") + state.parts.optimizer->slot_name(k), at::kFloat);
     }
   }
-  for (const auto& item : state.parts.model->named_buffers())
-    if (item.value().defined())
-      result.push_back({kBuffer,
-                        item.key(),
-                        file_dtype(item.value().scalar_type(), item.key()),
-                        item.value().sizes().vec(),
-                        false,
-                        {},
-                        {}});
+  const auto unsaved = engine::unsaved_buffers(*state.parts.model);
+  for (const auto& item : state.parts.model->named_buffers()) {
+    if (!item.value().defined() || unsaved.contains(item.key())) continue;
+    engine::require_dense(item.value(), item.key());
+    result.push_back({kBuffer,
+                      item.key(),
+                      file_dtype(item.value().scalar_type(), item.key()),
+                      item.value().sizes().vec(),
+                      false,
+                      {},
+                      {}});
+  }
   return result;
 }
 

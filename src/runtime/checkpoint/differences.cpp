@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "engine/model_buffers.h"
 #include "interchange/names.h"
 
 namespace zero::checkpoint {
@@ -150,6 +151,7 @@ LeftOut compare_models(engine::State& state, const formats::Manifest& manifest, 
   const Partial partial(options.partial);
   const auto wanted = tensors_of(state);
   const auto stored = stored_for(state, manifest);
+  const auto unsaved = engine::unsaved_buffers(*state.parts.model);
   std::vector<std::string> differences;
   LeftOut left_out;
   std::set<std::string> frozen_here;  // but trained in the checkpoint: one line each
@@ -186,6 +188,7 @@ LeftOut compare_models(engine::State& state, const formats::Manifest& manifest, 
   }
   for (const auto& [key, tensor] : stored) {
     const auto& [kind, name] = key;
+    if (kind == kBuffer && unsaved.contains(name)) continue;  // the loader takes what it can
     if (kind == kPrivate || taken.contains(key) || (kind != kBuffer && frozen_here.contains(name))) continue;
     if (left_out.kept.contains(name) || (options.weights_only && is_slot(kind))) continue;
     if (partial.matches(name))

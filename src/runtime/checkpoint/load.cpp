@@ -60,6 +60,9 @@ class Loader {
       formats::verify_share(folder_, manifest_, comm.rank(), comm.size());
     }
     pieces_ = state_.exports->pieces_to_load();
+    std::erase_if(pieces_, [this](const engine::StatePiece& piece) {
+      return piece.kind == kPrivate && (options_.weights_only || private_source(piece) == nullptr);
+    });
     slices_ = cut_slices(state_);
     if (options_.weights_only) {
       counters_ = {0, 0, 0, 0, optim::LossScaler(state_.parts.settings).state(), {}, {}};
@@ -134,7 +137,9 @@ class Loader {
     means_.clear();
     for (const auto& piece : pieces_) {
       if (starts_anew(piece) || left_out_.kept.contains(piece.name)) continue;
-      const auto* const source = source_of(stored_, piece.kind, piece.name, options_.weights_only);
+      const auto* const source = piece.kind == kPrivate
+                                     ? private_source(piece)
+                                     : source_of(stored_, piece.kind, piece.name, options_.weights_only);
       ZERO_CHECK(source != nullptr, "no tensor ", piece.kind, " of ", piece.name);
       if (is_mean(piece, *source)) {
         means_[&piece] = at::zeros({piece.numel}, at::kDouble);
@@ -150,6 +155,17 @@ class Loader {
         collect(piece, *source, false);
       }
     }
+  }
+
+  // Of a buffer that is no part of the state dict; null: it stays as it is, as when the program made it.
+  const formats::Tensor* private_source(const engine::StatePiece& piece) const {
+    auto found = stored_.find({kPrivate, piece.name});
+    // Written when such buffers were as all others, or by a program in which it is one.
+    if (found == stored_.end()) found = stored_.find({kBuffer, engine::saved_name(piece.name)});
+    const auto fits = [&](const formats::Tensor& tensor) {
+      return tensor.shape == piece.shape && tensor.dtype == file_dtype(piece.dtype, piece.name);
+    };
+    return found == stored_.end() || !fits(*found->second) ? nullptr : found->second;
   }
 
   void collect(const engine::StatePiece& piece, const formats::Tensor& source, bool mean) {

@@ -32,6 +32,7 @@ std::string logical_hash(engine::State& state) {
     formats::Digest digest;
     std::size_t buffer = 0;
     for (const auto& piece : pieces) {
+      if (piece.kind == kPrivate) continue;
       if (piece.kind == kBuffer && (!is_shared(buffers, buffer++) || comm.rank() != 0)) continue;
       const auto cut = slices.find({piece.kind, piece.name});
       for (std::int64_t at = 0; at < piece.numel; at += kMostElements) {

@@ -95,7 +95,8 @@ void Save::agree_on_request(const std::string& wanted_tag) {
     formats::check_user_state(state_.user_state, kWhere);
     pieces_ = state_.exports->pieces_to_save();
     if (options_.weights_only)
-      std::erase_if(pieces_, [](const engine::StatePiece& piece) { return is_slot(piece.kind); });
+      std::erase_if(pieces_,
+                    [](const engine::StatePiece& piece) { return is_slot(piece.kind) || piece.kind == kPrivate; });
     std::string text =
         base::join(wanted_tag, "\n", state_.parts.program->steps(), options_.weights_only ? ", weights only\n" : "\n");
     for (const auto& piece : pieces_) (void)file_dtype(piece.dtype, piece.name);
@@ -116,7 +117,12 @@ void Save::agree_on_request(const std::string& wanted_tag) {
         throw ConfigError(difference + ". Hint: all ranks must pass the same tag (checkpoint.tag_validation).");
       if (intents[r].tag != tag_ && rule == "Warn" && comm_.rank() == 0)
         base::log(LogLevel::Warning, difference + "; rank 0's is taken");
-      if (intents[r].step != intents[0].step || intents[r].buffers.size() != intents[0].buffers.size())
+      constexpr std::size_t kDigits = 32;  // of the hash of a buffer
+      if (intents[r].buffers.size() != intents[0].buffers.size())
+        throw ConfigError(base::join("[save_checkpoint] rank ", r, " has ", intents[r].buffers.size() / kDigits,
+                                     " buffers to save, rank 0 ", intents[0].buffers.size() / kDigits,
+                                     ". Hint: the modules of all ranks register the same buffers."));
+      if (intents[r].step != intents[0].step)
         throw ConfigError(base::join("[save_checkpoint] rank ", r, " saves after step ", intents[r].step,
                                      ", rank 0 after ", intents[0].step,
                                      ". Hint: all ranks must call it at the same place."));

@@ -13,6 +13,7 @@
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
+#include "engine/model_buffers.h"
 #include "engine/rank_agreement.h"
 #include "formats/slices.h"
 #include "interchange/element_types.h"
@@ -127,10 +128,11 @@ class Importer {
     for (const auto& name : options_.untie)
       if (!chosen_.contains(name))
         faults_.push_back("untie " + name + ": is not stored as one of several tensors that are tied");
+    const auto unsaved = engine::unsaved_buffers(*state_.parts.model);
     for (const auto& [key, tensor] : stored)
       if (used.contains(key))
         continue;
-      else if (is_partial(key.second))
+      else if (is_partial(key.second) || unsaved.contains(key.second))
         report_.unexpected.push_back(key.second);
       else
         faults_.push_back((key.first.empty() ? "" : key.first + " of ") + key.second +
@@ -281,9 +283,8 @@ class Importer {
                                    shape_text(tensor.shape), " in the model"));
     const bool same = source.dtype == tensor.dtype;
     if (tensor.kind == kBuffer) {
-      const bool wider =
-          is_floating(source.dtype) && is_floating(tensor.dtype) && width_of(source.dtype) < width_of(tensor.dtype);
-      if (!same && !wider)
+      const bool converted = is_floating(source.dtype) && is_floating(tensor.dtype);
+      if (!same && !converted)
         faults_.push_back(label + ": is " + source.dtype + " in the files, " + tensor.dtype + " in the model");
     } else if (!same && !is_floating(source.dtype)) {
       faults_.push_back(label + ": is " + source.dtype +

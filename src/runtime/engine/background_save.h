@@ -12,6 +12,8 @@ class BackgroundSave {
   // [collective] Returns when the save of no rank reads a state any more. Call before states change other than by an
   // update. `call` is named in errors.
   virtual void release(const char* call) = 0;
+  // [local] The same of this rank's save.
+  virtual void release_here() = 0;
 };
 
 // The same for a snapshot that this rank keeps in memory.

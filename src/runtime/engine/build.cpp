@@ -19,6 +19,7 @@
 #include "engine/checks.h"
 #include "engine/dtypes.h"
 #include "engine/initial_values.h"
+#include "engine/model_buffers.h"
 #include "engine/rank_agreement.h"
 #include "gpu/plugin.h"
 #include "observe/status_page.h"
@@ -146,6 +147,7 @@ Found look_at(Parts& parts) {
   check_quantization(parts);
   Found found;
   found.parameters = find_parameters(*parts.model, settings);
+  check_buffers(*parts.model, comm.size());
   cut_parameters(found.parameters, settings, comm.rank() % settings.mesh.tensor);
   place_experts(parts, found);
   const bool persists = step::ShardingPolicy::of(settings).params;
@@ -217,9 +219,14 @@ void check_agreement(const Parts& parts, const Found& found) {
                            unit.trainable ? "" : " frozen", text_of(p.cut), "\n");
     }
   }
-  for (const auto& buffer : parts.model->named_buffers())
+  const auto unsaved = unsaved_buffers(*parts.model);
+  for (const auto& buffer : parts.model->named_buffers()) {
+    if (!buffer.value().defined()) continue;
     layout += base::join("buffer ", buffer.key(), " ", buffer.value().sizes(), " ",
-                         c10::toString(buffer.value().scalar_type()), "\n");
+                         c10::toString(buffer.value().scalar_type()));
+    if (buffer.value().layout() != at::kStrided) layout += base::join(" ", buffer.value().layout());
+    layout += unsaved.contains(buffer.key()) ? " not persistent\n" : "\n";
+  }
   auto text = disagreement(*parts.comm, "[Engine] the configurations", configuration);
   if (text.empty()) text = disagreement(*parts.comm, "[Engine] the models", layout);
   if (!text.empty())
@@ -394,40 +401,6 @@ void build(Parts& parts) {
 }
 
 // --- first values -----------------------------------------------------------------------------
-
-namespace {
-
-void adopt_buffers(Parts& parts, bool moves) {
-  const at::NoGradGuard no_grad;
-  auto& comm = *parts.comm;
-  for (auto& item : parts.model->named_buffers()) {
-    auto& buffer = item.value();
-    if (!buffer.defined()) continue;
-    if (moves) buffer.set_data(buffer.to(parts.device));
-    if (buffer.numel() == 0) continue;
-    if (parts.settings.buffer_dtype && buffer.is_floating_point())
-      buffer.set_data(buffer.to(scalar_type(*parts.settings.buffer_dtype)));
-    if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved in memory order
-    if (comm.size() > 1) {
-      auto flat = buffer.detach().contiguous().view({-1}).view(at::kByte).clone();
-      comm.broadcast(flat, 0)->wait();
-      buffer.detach().copy_(flat.view(buffer.scalar_type()).view(buffer.sizes()));
-    }
-    parts.memory->ledger->book(step::Tier::Device, step::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
-    if (comm.rank() == 0 && !can_be_saved(buffer.scalar_type()))
-      base::log(LogLevel::Warning,
-                base::join("[Engine] buffer ", item.key(), " has the type ", c10::toString(buffer.scalar_type()),
-                           ", which checkpoints cannot hold: save_checkpoint will refuse. Hint: use a float, integer "
-                           "or bool tensor."));
-  }
-  if (!parts.activations) return;
-  std::vector<const void*> resident;
-  for (const auto& buffer : parts.model->buffers())
-    if (buffer.defined() && buffer.has_storage()) resident.push_back(buffer.storage().unsafeGetStorageImpl());
-  parts.activations->set_resident(resident);
-}
-
-}  // namespace
 
 void adopt_model(Parts& parts) {
   // After zero::build with a device the model is still on the CPU.

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include "base/check.h"
+#include "base/printable.h"
 #include "torch_hooks/gradient_hook.h"
 #include "torch_hooks/interception.h"
 
@@ -161,6 +162,16 @@ void Checks::no_new_parameters(const std::string& where) const {
                     (more > 0 ? base::join(" and ", more, " more") : "") +
                     ", registered after it was made. They would never be trained. Hint: register all modules before "
                     "making the Engine.");
+}
+
+std::string name_fault(const std::string& name) {
+  constexpr std::size_t kMostShown = 60;
+  if (name.size() > kMostModelNameBytes)
+    return base::join(base::printable(name.substr(0, kMostShown), base::Lines::Escape), "..: has a name of ",
+                      name.size(), " bytes, expected at most ", kMostModelNameBytes,
+                      ", which checkpoints can hold. Hint: rename a module");
+  return base::printable(name, base::Lines::Escape) +
+         ": has a control character in its name, which checkpoints cannot hold. Hint: rename the module";
 }
 
 bool can_be_saved(at::ScalarType type) {

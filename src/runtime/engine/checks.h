@@ -3,6 +3,7 @@
 #pragma once
 #include <zero/engine.h>
 
+#include "base/plain_name.h"
 #include "engine/parts.h"
 
 namespace zero::engine {
@@ -37,5 +38,10 @@ class Checks {
 
 // Whether checkpoints support the dtype.
 bool can_be_saved(at::ScalarType type);
+
+// The longest name of a parameter or buffer. Files add what is said of it.
+inline constexpr std::size_t kMostModelNameBytes = 4000;
+// Of a name that files cannot hold: itself, for a terminal, and why.
+std::string name_fault(const std::string& name);
 
 }  // namespace zero::engine

@@ -168,6 +168,11 @@ bool ForwardListener::before_write(int tag, const char* op) {
   const auto& member = members_[static_cast<std::size_t>(tag)];
   if (p_.progress.scopes.may_write(member.group)) return true;
   const auto& group = p_.binding().group(member.group);
+  // A target network that follows the trained one: nothing else has its values.
+  if (!group.facts.trainable && !p_.run.sharding.params) {
+    p_.progress.release_saves_here();
+    return true;
+  }
   return p_.relay.keeping([&]() -> bool {
     throw ConfigError(p_.where("forward") + op + " writes parameter " +
                       group.members[static_cast<std::size_t>(member.index)].name + " (group " + group.facts.name +

@@ -44,6 +44,11 @@ struct Progress {
     if (background) background->release(call);
     if (kept) kept->release();
   }
+  // [local] The same, for a change of what all ranks change, or of what this one alone has.
+  void release_saves_here() const {
+    if (background) background->release_here();
+    if (kept) kept->release();
+  }
 };
 
 // The order of members is the order of construction.

@@ -11,6 +11,7 @@
 #include "base/hex.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
+#include "engine/model_buffers.h"
 #include "engine/parameter_values.h"
 #include "engine/tensor_parts.h"
 
@@ -111,14 +112,19 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
 }
 
 void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_load) const {
+  const auto unsaved = unsaved_buffers(*p_.model);
   for (const auto& item : p_.model->named_buffers()) {
     if (!item.value().defined()) continue;
+    const bool saved = !unsaved.contains(item.key());
+    if (!saved && !can_be_saved(item.value())) continue;
+    require_dense(item.value(), item.key());
     // The program may have replaced buffers by others with another layout. Saving uses a copy then; loading needs
     // separate memory for each element.
     if (to_load && !item.value().is_contiguous()) item.value().set_data(item.value().contiguous());
     const auto data = item.value().detach().contiguous().view({-1});
     pieces.push_back(
-        {"buffer", item.key(), item.value().sizes().vec(), 0, data.numel(), data.scalar_type(), false,
+        {saved ? "buffer" : kPrivateKind, saved ? item.key() : unsaved_name(item.key()), item.value().sizes().vec(), 0,
+         data.numel(), data.scalar_type(), false,
          [data](std::int64_t at, std::int64_t count) { return data.narrow(0, at, count).cpu(); },
          [data](std::int64_t at, const at::Tensor& values) { data.narrow(0, at, values.numel()).copy_(values); }});
   }

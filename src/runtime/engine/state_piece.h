@@ -6,16 +6,23 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "optim/loss_scaler.h"
 
 namespace zero::engine {
 
+// What belongs to one rank alone: the random number generator, and buffers that are no part of the state dict.
+inline constexpr const char* kPrivateKind = "rank";
+inline constexpr std::string_view kUnsavedPrefix = "buffer ";
+inline std::string unsaved_name(const std::string& buffer) { return std::string(kUnsavedPrefix) + buffer; }
+inline std::string saved_name(const std::string& unsaved) { return unsaved.substr(kUnsavedPrefix.size()); }
+
 // A range of elements of one named tensor, flat, that this rank stores.
 struct StatePiece {
-  std::string kind;                 // "master", "opt.exp_avg", ..., "param" (frozen), "buffer"
-  std::string name;                 // the parameter's or buffer's name
+  std::string kind;                 // "master", "opt.exp_avg", ..., "param" (frozen), "buffer", "rank"
+  std::string name;                 // the parameter's or buffer's name, unsaved_name()
   std::vector<std::int64_t> shape;  // of the whole tensor
   // Of the range, within the whole tensor. Elements of a parameter that is cut are numbered part by part.
   std::int64_t begin, numel;

@@ -14,6 +14,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/plain_name.h"
+#include "engine/checks.h"
 #include "optim/sharded_optimizer.h"
 #include "torch_hooks/deferred_init.h"
 #include "torch_hooks/gradient_hook.h"
@@ -173,10 +175,19 @@ void check_embeddings(const std::vector<ModelParameter>& parameters) {
                       "\nHint: \"skip\" it in tensor_parallel.partition_config.");
 }
 
-// Whether two contiguous tensors in one storage have no common element.
+// Whether two tensors in one storage have no common element: parts of one tensor (chunk, unbind), or the weights of a
+// recurrent module on a GPU.
 bool apart(const at::Tensor& a, const at::Tensor& b) {
-  return a.is_contiguous() && b.is_contiguous() && a.scalar_type() == b.scalar_type() &&
-         (a.storage_offset() + a.numel() <= b.storage_offset() || b.storage_offset() + b.numel() <= a.storage_offset());
+  if (a.scalar_type() != b.scalar_type()) return false;
+  if (a.is_contiguous() && b.is_contiguous())
+    return a.storage_offset() + a.numel() <= b.storage_offset() || b.storage_offset() + b.numel() <= a.storage_offset();
+  const auto elements = static_cast<std::int64_t>(a.storage().nbytes() / a.element_size());
+  const auto taken = at::zeros({elements}, at::kBool);
+  const auto place = [&](const at::Tensor& of) {
+    return taken.as_strided(of.sizes(), of.strides(), of.storage_offset());
+  };
+  place(a).fill_(true);
+  return !place(b).any().item<bool>();
 }
 
 }  // namespace
@@ -197,6 +208,10 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
   for (const auto& parameter : walk.found) {
     const auto& tensor = parameter.tensor;
     const auto reject = [&](const std::string& why) { faults += "\n  parameter " + parameter.name + ": " + why; };
+    std::vector<std::string> names{parameter.name};
+    names.insert(names.end(), parameter.aliases.begin(), parameter.aliases.end());
+    for (const auto& name : names)
+      if (!base::is_plain_name(name, kMostModelNameBytes)) faults += "\n  parameter " + name_fault(name);
     if (torch_hooks::is_intercepted(tensor))
       reject("is held by another Engine. Hint: end that one first (engine.reset() before make_unique)");
     else if (!tensor.is_floating_point())
@@ -230,10 +245,9 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       auto* const storage = tensor.storage().unsafeGetStorageImpl();
       const auto [first, last] = storages.equal_range(storage);
       for (auto it = first; it != last; ++it) {
-        // On a GPU a recurrent module stores its weights in one storage; here each gets separate memory.
-        if (tensor.is_cuda() && apart(tensor, it->second->tensor)) continue;
+        if (apart(tensor, it->second->tensor)) continue;  // each gets separate memory
         reject("shares its storage with " + it->second->name +
-               " without being the same parameter; register one tensor twice to tie them");
+               ", and elements of it, without being the same parameter; register one tensor twice to tie them");
         break;
       }
       storages.emplace(storage, &parameter);
