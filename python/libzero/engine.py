@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import json
+import logging
 import os
+import re
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
+from torch.utils._pytree import tree_map
 
 from libzero import _native
+from libzero._carried import Carried, extra_states, modules_with_extra_state
 from libzero._native import Options
 from libzero.config import Config, as_options
 from libzero.communicator import Communicator, default_communicator
@@ -121,16 +128,36 @@ def engine_of(parameter: torch.Tensor) -> Engine | None:
 def copied_state(
     module: torch.nn.Module, device: str | None = None, copies: dict[int, torch.Tensor] | None = None
 ) -> dict[str, torch.Tensor]:
-    """[local] Copies of its state dict's tensors, on `device` or where they are. Tied parameters stay tied.
+    """[local] Copies of its state dict's values, tensors on `device` or where they are. Tied parameters stay tied.
 
     copies: taken instead of copies of the tensors with these ids.
     """
     copies = dict(copies or {})
-    state: dict[str, torch.Tensor] = module.state_dict(keep_vars=True)
+
+    def copied(value: Any) -> Any:  # also of a module's extra state, which may be anything
+        return value.detach().to(device=device, copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
     for value in state.values():
         if id(value) not in copies:
-            copies[id(value)] = value.detach().to(device=device, copy=True)
+            copies[id(value)] = tree_map(copied, value)
     return {name: copies[id(value)] for name, value in state.items()}
+
+
+def exact_pattern(name: str) -> str:
+    """[local] The pattern that matches this name alone: keys of a ModuleDict may contain * and ?."""
+    return re.sub(r"[*?\\]", r"\\\g<0>", name)
+
+
+def compiled_from(model: torch.nn.Module) -> torch.nn.Module:
+    """[local] The module that torch.compile wrapped, else the model itself.
+
+    Not by getattr(): a module that wraps another often passes its attributes on.
+    """
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        return model.__dict__["_modules"]["_orig_mod"]  # type: ignore[no-any-return]
+    return model
 
 
 def _sizes_of(model: torch.nn.Module) -> dict[str, torch.Size]:
@@ -178,7 +205,7 @@ class Engine:
         units: Iterable[str | type[torch.nn.Module]] | None = None,
     ) -> None:
         # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
-        self._original: torch.nn.Module = getattr(model, "_orig_mod", model)
+        self._original: torch.nn.Module = compiled_from(model)
         settings = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         options = as_options(config, settings)
         if mesh is not None and comm is not None:
@@ -187,6 +214,9 @@ class Engine:
         self._sizes = _sizes_of(self._original)  # before they are cut
         self._native = _native.Engine(self._original, options, self.comm, None if mesh is None else mesh._native)
         self._divided = _divided_experts(self._original)
+        self._has_extra = bool(modules_with_extra_state(self._original))
+        if self._divided:  # ranks have different experts
+            self._has_extra = any(map(int, self.comm.all_gather_bytes(str(int(self._has_extra)).encode())))
         self.module = model
         self._alone = self.comm.size == 1
         held = dict(self._original.named_parameters())
@@ -317,7 +347,12 @@ class Engine:
                 self.comm.broadcast(value.view(-1), 0).wait()
             if wanted:
                 whole[id(p)] = value.to(p.device if device is None else device)
-        return copied_state(self._original, device, whole) if wanted else None
+        extra = Carried.of(None, [], self._all_extra_states()).extra_of(self.comm.rank)
+        if not wanted:
+            return None
+        state = copied_state(self._original, device, whole)
+        return {key: extra[key] if key.startswith(self._foreign_experts()) and key in extra else value
+                for key, value in state.items()}  # fmt: skip
 
     def _cut_parameters(self) -> dict[str, torch.Size]:
         """[local] The whole sizes of the parameters of which this rank has a part."""
@@ -370,21 +405,53 @@ class Engine:
     ) -> None:
         """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved.
 
+        With it go the rates of optimizer.param_groups and what schedulers keep there, and the extra states of modules
+        (get_extra_state), each rank's own where they differ.
+
         weights_only: masters, frozen parameters and buffers alone; only load_checkpoint(weights_only=True) takes it.
         With "checkpoint": {"writer": {"decoupled": true}} files are written while training goes on. The checkpoint is
         complete after finish_checkpoint(), or the first step() that finds it written.
         """
-        if user_state is not None:
-            self._native.set_user_state(json.dumps(user_state))
-        self._native.refresh_buffers(self._original)
+        self._prepare_save(user_state)
         self._native.save_checkpoint(os.fspath(path), tag, weights_only)
 
     def keep_snapshot(self, path: str | os.PathLike[str], *, user_state: Any = None) -> None:
         """[collective] After every step: keeps states in memory for restarts (docs/checkpoints.md, Kept snapshots)."""
-        if user_state is not None:
-            self._native.set_user_state(json.dumps(user_state))
-        self._native.refresh_buffers(self._original)
+        self._prepare_save(user_state)
         self._native.keep_snapshot(os.fspath(path))
+
+    def _prepare_save(self, user_state: Any) -> None:
+        """[collective] if modules have an extra state: all ranks store all of them."""
+        self.optimizer._prepare_save()
+        carried = Carried.of(user_state, self.optimizer._kept(), self._all_extra_states())
+        self._native.set_user_state(carried.text)
+        self._native.refresh_buffers(self._original)
+
+    def _all_extra_states(self) -> list[dict[str, str]]:
+        """[collective] Of each rank, encoded; of experts that are divided, on the ranks that run them."""
+        if not self._has_extra:
+            return []
+        own: dict[str, Any] = {}
+        try:
+            foreign = self._foreign_experts()
+            states = extra_states(self._original)
+            own["states"] = {key: value for key, value in states.items() if not key.startswith(foreign)}
+        except TypeError as fault:  # told to all ranks, which would wait for this one
+            own["fault"] = str(fault)
+        all_ranks = [json.loads(part) for part in self.comm.all_gather_bytes(json.dumps(own).encode())]
+        if faults := [each["fault"] for each in all_ranks if "fault" in each]:
+            raise TypeError(faults[0])
+        return [each["states"] for each in all_ranks]
+
+    def _foreign_experts(self) -> tuple[str, ...]:
+        """[local] Beginnings of the names of experts that other ranks run."""
+        names: list[str] = []
+        for path, module in self._original.named_modules(remove_duplicate=False):
+            if isinstance(module, MoE) and module.ep_size > 1:
+                place, mine = self.mesh.experts(module.ep_size).expert.rank, module.num_experts // module.ep_size
+                prefix = f"{path}.experts." if path else "experts."
+                names += [f"{prefix}{c}." for c in range(module.num_experts) if c // mine != place]
+        return tuple(names)
 
     @property
     def checkpoint_pending(self) -> bool:
@@ -406,7 +473,8 @@ class Engine:
         weights_only: bool = False,
         partial: str | Sequence[str] = (),
     ) -> str:
-        """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`.
+        """[collective] Loads PATH/TAG, or the newest complete checkpoint; returns its tag. Restores `user_state`,
+        the rates of optimizer.param_groups and what schedulers keep there, and extra states of modules.
 
         weights_only (DeepSpeed: load_module_only): for another optimizer, and for checkpoints of weights only. States
         of the optimizer start at their initial values, steps at 0; learning rates and `user_state` stay. partial:
@@ -415,8 +483,33 @@ class Engine:
         """
         self._native.refresh_buffers(self._original)
         taken = self._native.load_checkpoint(os.fspath(path), tag, weights_only, _patterns(partial))
-        self.optimizer._pull()
+        if weights_only:
+            self.optimizer._pull_unless_set()
+            # The user state stays, but extra states belong to the modules.
+            manifest = Path(path) / taken / "manifest.json"
+            carried = Carried.read(json.loads(manifest.read_text())["user_state"] if self._has_extra else "")
+        else:
+            carried = Carried.read(self._native.user_state())
+            self.optimizer._pull()
+            self.optimizer._restore(carried.groups)
+        self._restore_extra(carried)
         return taken
+
+    def _restore_extra(self, carried: Carried) -> None:
+        """[local] As Module.load_state_dict() does."""
+        if not self._has_extra:
+            return
+        found = carried.extra_of(self.comm.rank)
+        done: set[int] = set()
+        for key, module in modules_with_extra_state(self._original).items():
+            if id(module) in done:
+                continue
+            done.add(id(module))
+            if key in found and type(module).set_extra_state is not torch.nn.Module.set_extra_state:
+                module.set_extra_state(found[key])
+            else:
+                why = "the checkpoint has none" if key not in found else "its class has no set_extra_state()"
+                logging.getLogger("libzero").warning("load_checkpoint: %s was not restored: %s", key, why)
 
     def export_weights(
         self,
@@ -454,7 +547,8 @@ class Engine:
         path exists or names do not fit, IoError if writing fails. See docs/interchange.md.
         """
         self._native.refresh_buffers(self._original)
-        return ExportReport(
+        self.optimizer._look_at_parameters()
+        report = ExportReport(
             **self._native.export_weights(
                 os.fspath(path),
                 format,
@@ -472,6 +566,14 @@ class Engine:
                 dict(change or {}),
             )
         )
+        return self._with_remarks(report)
+
+    def _with_remarks(self, report: ExportReport) -> ExportReport:
+        """[local] Adds what an export leaves out because it is no tensor."""
+        report.remarks.extend(
+            f"{key}: the extra state of a module is left out" for key in modules_with_extra_state(self._original)
+        )
+        return report
 
     def save_16bit_model(
         self,
@@ -485,7 +587,9 @@ class Engine:
         Replaces the file if it exists. At every stage, whatever stage3_gather_16bit_weights_on_model_save says.
         """
         self._native.refresh_buffers(self._original)
-        return ExportReport(**self._native.save_16bit_model(os.fspath(path), filename, exclude_frozen_parameters))
+        self.optimizer._look_at_parameters()
+        report = ExportReport(**self._native.save_16bit_model(os.fspath(path), filename, exclude_frozen_parameters))
+        return self._with_remarks(report)
 
     def import_weights(
         self,
@@ -509,6 +613,8 @@ class Engine:
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
+        if optimizer:
+            self.optimizer._push()  # which are compared with the files'
         found = self._native.import_weights(
             os.fspath(path), names, key, prefix, _patterns(partial), optimizer, list(untie), _patterns(only)
         )
@@ -520,9 +626,8 @@ class Engine:
 
     @property
     def user_state(self) -> Any:
-        """[local] The user_state of the last save_checkpoint() or load_checkpoint()."""
-        text = self._native.user_state()
-        return json.loads(text) if text else None
+        """[local] The user_state of the last save_checkpoint() or load_checkpoint(); None if it had none."""
+        return Carried.read(self._native.user_state()).user_state
 
     # ---- state and measurements ----
     def memory(self) -> Memory:
@@ -650,7 +755,7 @@ class Engine:
         names: list[str] = []
         for one in each:
             parameters = one.parameters() if isinstance(one, torch.nn.Module) else [one]
-            names += [self._name(p) for p in parameters]
+            names += [p if isinstance(p, str) else exact_pattern(self._name(p)) for p in parameters]
         return names
 
 

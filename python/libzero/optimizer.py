@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from libzero import _native
+from libzero._carried import kept_in_groups
 from libzero.errors import ConfigError
 
 _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "lr_decay")
@@ -36,7 +37,8 @@ class Optimizer(torch.optim.Optimizer):
             groups[engine.parameter_group(name)]["params"].append(parameter)
         self._engine = engine
         self._module = module
-        self._held = {id(parameter) for group in groups for parameter in group["params"]}
+        self._names = {name: parameter for name, parameter in module.named_parameters(remove_duplicate=False)}
+        self._held = {id(parameter) for parameter in self._names.values()}
         self._look_up_modules()
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})
@@ -58,31 +60,62 @@ class Optimizer(torch.optim.Optimizer):
 
     def _look_up_modules(self) -> None:
         modules = list(self._module.modules())
-        self._parameters_of = [module._parameters for module in modules]
+        self._parameters_of = [(module._parameters, list(map(id, module._parameters.values()))) for module in modules]
         self._children_of = [(module._modules, tuple(module._modules.values())) for module in modules]
 
-    def _show_new_parameters(self) -> None:
-        """Tells the engine of parameters that were registered since it was made, which step() refuses."""
+    def _look_at_parameters(self) -> None:
+        """ConfigError for parameters that were tied since the engine was made.
+
+        Tells the engine of those that were registered since then, which step() refuses.
+        """
         # In every step, so without named_parameters(), which takes ten times as long.
-        if any(tuple(children.values()) != before for children, before in self._children_of):
-            self._look_up_modules()
-        for parameters in self._parameters_of:
-            for parameter in parameters.values():
-                if parameter is not None and id(parameter) not in self._held:
-                    self._engine.refresh_parameters(self._module)
-                    return
+        moved = any(tuple(children.values()) != before for children, before in self._children_of)
+        if not moved and all(list(map(id, held.values())) == before for held, before in self._parameters_of):
+            return
+        for name, parameter in self._module.named_parameters(remove_duplicate=False):
+            if id(parameter) not in self._held:
+                self._engine.refresh_parameters(self._module)
+                return
+            before = self._names.get(name, parameter)
+            if before is not parameter:
+                other = next(other for other, each in self._names.items() if each is parameter)
+                raise ConfigError(
+                    f"[Engine] parameter {name} is now {other}, but the Engine was made with a parameter of its own "
+                    f"there, which would be saved under this name. Hint: tie weights before the Engine is made."
+                )
+        self._look_up_modules()
+
+    def _prepare_save(self) -> None:
+        """What the program has set since the last step: a scheduler of torch moves the rates after it."""
+        self._push()
+        self._look_at_parameters()
 
     def _pull(self) -> None:
         """Reads the engine's learning rates, after its own schedule or a checkpoint changed them."""
         for i, group in enumerate(self.param_groups):
             group["lr"] = self._engine.lr(i)
 
+    def _pull_unless_set(self) -> None:
+        """After a load that leaves the program's rates: they may not have reached the engine yet."""
+        if self._scheduled:
+            self._pull()
+        else:
+            self._push()
+
+    def _kept(self) -> list[dict[str, Any]]:
+        """What schedulers keep in the groups, as torch's state dict of an optimizer has it."""
+        return kept_in_groups(self.param_groups, _FIXED)
+
+    def _restore(self, kept: list[dict[str, Any]]) -> None:
+        for group, values in zip(self.param_groups, kept, strict=False):
+            group.update(values)
+
     def step(self, closure: Callable[[], float] | None = None) -> _native.StepResult:  # type: ignore[override]
         """[collective] The same as Engine.step(); torch's schedulers require this method."""
         if closure is not None:
             raise ConfigError("[Optimizer::step] got a closure, expected none: the engine runs backward().")
         self._push()
-        self._show_new_parameters()
+        self._look_at_parameters()
         result = self._engine.step()
         if self._scheduled:
             self._pull()

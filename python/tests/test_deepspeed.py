@@ -1,5 +1,6 @@
 """Programs written for DeepSpeed run over libzero, with what DeepSpeed itself was seen to do."""
 
+import functools
 import importlib.util
 import inspect
 import json
@@ -487,6 +488,165 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         bad(config="no_such_file.json")
     with pytest.raises(libzero.ConfigError, match="stge"):
         bad(config={**settings, "zero_optimization": {"stge": 2}})
+
+
+class SignSgd(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.sign_()
+        return super().step(closure)
+
+
+class Named(torch.optim.AdamW):
+    """A subclass that changes nothing is not taken over either: nobody can see that."""
+
+
+class OwnAdam(deepspeed.ops.adam.FusedAdam):
+    def step(self, closure: Any = None) -> None:
+        """Another rule."""
+
+
+def test_an_optimizer_whose_step_would_not_run_is_refused() -> None:
+    settings = config(1)
+    del settings["optimizer"]
+
+    def refused(make: Any, why: str, change: Any = lambda optimizer: None) -> None:
+        model = network()
+        optimizer = make(model.parameters())
+        change(optimizer)
+        with pytest.raises(NotImplementedError, match=f"optimizer of class {type(optimizer).__name__}: {why}"):
+            deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+        with pytest.raises(NotImplementedError, match=why):
+            deepspeed.initialize(model=model, optimizer=lambda _: optimizer, config=settings)
+
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.1)
+
+    refused(lambda p: SignSgd(p, lr=0.1), "a subclass of SGD")
+    refused(Named, "a subclass of Adam")
+    refused(lambda p: OwnAdam(p, lr=0.1), "a subclass of EngineOptimizer")
+    refused(torch.optim.Adadelta, "its rule is not built")
+    refused(adamw, "it has hooks of step", lambda o: o.register_step_pre_hook(lambda *_: None))
+    refused(adamw, "it has hooks of step", lambda o: o.register_step_post_hook(lambda *_: None))
+    refused(adamw, r"its step\(\) was replaced", lambda o: setattr(o, "step", lambda closure=None: None))
+    wrapped = functools.wraps(torch.optim.AdamW.step)
+
+    def clipped(optimizer: Any) -> None:
+        plain = optimizer.step
+        optimizer.step = wrapped(lambda *a: plain(*a))  # looks like the method that it wraps
+
+    refused(adamw, r"its step\(\) was replaced", clipped)
+
+    # torch's schedulers put a wrapper of their own around step().
+    model = network()
+    optimizer = adamw(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    engine, returned, _, _ = deepspeed.initialize(
+        model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings
+    )
+    assert returned is not None
+    seen: list[float] = []
+    returned.register_step_post_hook(lambda o, *_: seen.append(o.param_groups[0]["lr"]))
+    for step in range(2):
+        one_step(engine, step)
+    assert seen == [0.1, 0.05]
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad"])
+def test_states_of_a_programs_optimizer_are_not_dropped(kind: str) -> None:
+    settings = config(1)
+    del settings["optimizer"]
+
+    def made(momentum: float) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = network()
+        words = {"lr": 0.01, **({"momentum": momentum} if kind == "SGD" else {})}
+        return model, getattr(torch.optim, kind)(model.parameters(), **words)
+
+    def trained(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(batch()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer = made(0.9)
+    trained(model, optimizer)
+    with pytest.raises(NotImplementedError, match=r"it has states of 6 parameters, which would be lost"):
+        deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+    fresh, loaded = made(0.9)
+    loaded.load_state_dict(optimizer.state_dict())
+    with pytest.raises(NotImplementedError, match="it has states of 6"):
+        deepspeed.initialize(model=fresh, optimizer=loaded, config=settings)
+    model, optimizer = made(0.0)
+    if kind == "SGD":  # without momentum there is nothing to lose
+        trained(model, optimizer)
+    deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
+
+
+@pytest.mark.parametrize("how", ["optimizer", "model_parameters"])
+def test_groups_name_their_parameters_alone(how: str) -> None:
+    """Whatever characters the names have."""
+
+    def made() -> tuple[torch.nn.ModuleDict, list[dict[str, Any]]]:
+        torch.manual_seed(1)
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8) for name in ("ab", "a?", "c*", "c_long", "d[e]", "f")})
+        listed = [
+            {"params": list(model["a?"].parameters()), "lr": 0.0},
+            {"params": list(model["c*"].parameters()), "lr": 0.5},
+        ]
+        rest = [p for name in ("ab", "c_long", "d[e]", "f") for p in model[name].parameters()]
+        return model, [{"params": rest}, *listed]
+
+    def loss(model: torch.nn.ModuleDict, step: int) -> torch.Tensor:
+        return sum(part(batch(0, step)).square().mean() for part in model.values())  # type: ignore[return-value]
+
+    reference, groups = made()
+    optimizer = torch.optim.SGD(groups, lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss(reference, step).backward()
+        optimizer.step()
+    model, groups = made()
+    settings = config(1, optimizer={"type": "SGD", "params": {"lr": 0.1}})
+    words: dict[str, Any] = {"model_parameters": groups}
+    if how == "optimizer":
+        words = {"optimizer": torch.optim.SGD(groups, lr=0.1)}
+    engine, _, _, _ = deepspeed.initialize(model=model, config=settings, **words)
+    for step in range(3):
+        engine.backward(loss(model, step))
+        engine.step()
+    for (name, p), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), expected.detach(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("how", ["optimizer", "model_parameters"])
+def test_a_parameter_in_no_group_is_not_trained_when_it_is_unfrozen(how: str) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    words: dict[str, Any] = {"model_parameters": trained}
+    if how == "optimizer":
+        words = {"optimizer": torch.optim.AdamW(trained, lr=0.1)}
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config(1), **words)
+    one_step(engine)
+    before = model[0].weight.detach().clone()
+    model[0].requires_grad_(True)
+    engine.backward(engine(batch()).square().mean())
+    with pytest.raises(libzero.ConfigError, match="0.weight requires a gradient now and is in no group"):
+        engine.step()
+    assert torch.equal(model[0].weight, before)
+
+
+def test_groups_of_a_compiled_model_have_the_names_of_the_model() -> None:
+    model = network()
+    weights, biases = ([p for p in model.parameters() if p.ndim == dims] for dims in (2, 1))
+    groups = [{"params": weights}, {"params": biases, "lr": 0.0}]
+    compiled: Any = torch.compile(model, backend="eager")
+    engine, _, _, _ = deepspeed.initialize(
+        model=compiled, optimizer=torch.optim.AdamW(groups, lr=0.1), config=config(1)
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    one_step(engine)
+    assert all(torch.equal(p, before[name]) == name.endswith("bias") for name, p in model.named_parameters())
 
 
 def test_calls_out_of_order_are_refused_in_words() -> None:

@@ -35,6 +35,11 @@ def registered(engine: libzero.Engine) -> None:
     engine.step()
 
 
+def tied(engine: libzero.Engine) -> None:
+    engine.module[2].bias = engine.module[0].bias  # type: ignore[index]
+    engine.step()
+
+
 def hooked(engine: libzero.Engine) -> None:
     weight: Any = next(engine.module.parameters())
     weight.register_post_accumulate_grad_hook(lambda _: None)
@@ -147,6 +152,7 @@ MISTAKES: dict[str, Callable[[libzero.Engine], Any]] = {
     "parameter ... was replaced behind the Engine": moved,
     "parameter ... is held by another Engine": another,
     "the model has parameters that the Engine does not hold": registered,
+    "parameter ... is now ..., but the Engine was made with a parameter of its own there": tied,
     "the post-accumulate-grad hook of parameter ... was replaced": hooked,
     "dtype Double, expected Float, Half or BFloat16": wide,
     'the pattern "..." matches no parameter': no_such_pattern,
@@ -182,6 +188,28 @@ def test_a_mistake_is_refused_on_every_rank(text: str) -> None:
     pattern = re.escape(text).replace(r"\.\.\.", ".*").replace("N", r"\d+")
     for message in libzero.run_ranks(2, body):
         assert re.search(pattern, message), message
+
+
+def test_weights_tied_after_the_engine_was_made_reach_no_file(tmp_path: Path) -> None:
+    engine = libzero.Engine(network(), config(1))
+    own = engine.module[2].bias  # type: ignore[index]
+    engine.module[2].bias = engine.module[0].bias  # type: ignore[index]
+    calls: list[Callable[[], object]] = [
+        engine.step,
+        lambda: engine.save_checkpoint(tmp_path, "t"),
+        lambda: engine.keep_snapshot(tmp_path),
+        lambda: engine.export_weights(tmp_path / "out"),
+        lambda: engine.save_16bit_model(tmp_path / "out"),
+    ]
+    for call in calls:
+        with pytest.raises(libzero.ConfigError, match="parameter 2.bias is now 0.bias"):
+            call()
+    assert not list(tmp_path.iterdir())
+    engine.module[2].bias = own  # type: ignore[index]
+    engine.backward(loss_of(engine))
+    assert engine.step().updated
+    engine.module.add_module("again", engine.module[0])  # another name of the same parameters
+    engine.save_checkpoint(tmp_path, "t")
 
 
 def test_activations_are_left_to_torch() -> None:

@@ -127,6 +127,52 @@ def test_a_sum_over_tokens_is_divided_by_the_tokens_of_all_ranks(stage: int) -> 
         torch.testing.assert_close(found, reference[0].weight.grad)
 
 
+class Forwarding(torch.nn.Module):
+    """Passes unknown attributes on to a part that torch.compile wrapped, as many wrappers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = torch.compile(torch.nn.Linear(8, 8), backend="eager")
+        self.head = torch.nn.Linear(8, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_wrapper_around_a_compiled_part_has_all_its_parameters(stage: int) -> None:
+    reference = Forwarding()
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
+    engine = libzero.Engine(Forwarding(), config(stage))
+    for step in range(3):
+        reference(batch(0, step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        one_step(engine, step)
+    found = engine.state_dict()
+    assert list(found) == list(reference.state_dict())
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_names_that_look_like_patterns_are_names() -> None:
+    """Keys of a ModuleDict are free."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(4, 2) for name in ("a?", "ab", "c*", "c_long")})
+    engine = libzero.Engine(model, config(3))
+    assert engine._selected(model["a?"]) == [r"a\?.weight", r"a\?.bias"]
+    assert engine._selected(["a?.weight", model["c*"].bias]) == ["a?.weight", r"c\*.bias"]
+    for part in model.values():
+        with engine.gathered_parameters(part), engine.gathered_parameters([part.bias]):
+            pass
+
+
 def test_torch_schedulers_drive_the_rate() -> None:
     reference = network()
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)

@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 import torch
 
+from libzero._carried import kept_in_groups
 from libzero.deepspeed._refuse import module_getattr, refusal
 from libzero.deepspeed.ops import EngineOptimizer
-from libzero.engine import Engine, StepResult
+from libzero.engine import Engine, StepResult, compiled_from, exact_pattern
 from libzero.errors import ConfigError
 
 __all__ = ["DeepSpeedOptimizer", "ZeROOptimizer"]
@@ -24,6 +25,23 @@ _UNUSED = ("foreach", "capturable", "fused", "set_grad_none")
 _RULE = ("betas", "eps", "momentum", "dampening", "nesterov", "weight_decay", "lr_decay", "bias_correction", "amsgrad")
 """What may not change while training; a group's other keys are a scheduler's or the program's."""
 _ELSEWHERE = "the states are in the engine's checkpoints: engine.save_checkpoint(dir, tag), engine.load_checkpoint(dir)"
+
+
+def _rule_of(step: Any) -> Any:
+    """The function behind the wrappers that torch's optimizers and schedulers put around step()."""
+    step = getattr(step, "__func__", step)
+    while hasattr(step, "__wrapped__") and step.__globals__["__name__"].startswith("torch.optim"):
+        step = step.__wrapped__
+    return step
+
+
+_KINDS: dict[type[torch.optim.Optimizer], str] = {
+    torch.optim.Adam: "Adam",
+    torch.optim.AdamW: "Adam",
+    torch.optim.SGD: "SGD",
+    torch.optim.Adagrad: "Adagrad",
+}
+_RULES = {kind: _rule_of(kind.step) for kind in _KINDS}
 
 
 class DeepSpeedOptimizer(torch.optim.Optimizer):
@@ -43,10 +61,12 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         self._engine: Engine | None = None
         self._members: list[list[int]] = []
         self._scheduled = False
+        self._unlisted: dict[str, torch.Tensor] = {}
 
-    def bind(self, engine: Engine, members: list[list[int]], scheduled: bool) -> None:
-        """[local] engine: whose updates these are. members: its groups, by group here. scheduled: it moves rates."""
-        self._engine, self._members, self._scheduled = engine, members, scheduled
+    def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
+        """[local] engine: whose updates these are. scheduled: it moves rates."""
+        self._engine, self._members, self._scheduled = engine, updates.members, scheduled
+        self._unlisted = updates.unlisted
 
     @property
     def engine(self) -> Engine:
@@ -59,6 +79,21 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         """[collective] The engine's update; engine.step() calls it."""
         if closure is not None:
             raise ConfigError("[deepspeed] optimizer.step: got a closure, expected none: the engine runs backward()")
+        engine = self.engine
+        for name, parameter in self._unlisted.items():
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"[deepspeed] cannot train: {name} requires a gradient now and is in no group of the optimizer. "
+                    "Hint: list it before initialize(), and freeze it with requires_grad_(False) between steps."
+                )
+        self.push()
+        result = engine.step()
+        self.overflow = result.overflow
+        self.pull()
+        return result
+
+    def push(self) -> None:
+        """[local] The program's rates to the engine: before a step, and before a save."""
         engine = self.engine
         if not self._scheduled:
             for group, fixed, members in zip(self.param_groups, self._numbers, self._members, strict=True):
@@ -78,10 +113,6 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
                         f"{engine.optimizer.param_groups[members[0]]['lr']!r}: the engine's schedule moves the rates. "
                         "Hint: leave the block scheduler out, or the program's changes."
                     )
-        result = engine.step()
-        self.overflow = result.overflow
-        self.pull()
-        return result
 
     def pull(self) -> None:
         """[local] The engine's rates to the groups: after a step of its own schedule, or a checkpoint."""
@@ -89,6 +120,15 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
             for group, members in zip(self.param_groups, self._members, strict=True):
                 if members:
                     group["lr"] = self.engine.optimizer.param_groups[members[0]]["lr"]
+
+    def kept(self) -> list[dict[str, Any]]:
+        """[local] What schedulers keep in the groups, such as initial_lr."""
+        return kept_in_groups(self.param_groups, ("weight_decay", "name", "moe"))
+
+    def restore(self, kept: Iterable[Mapping[str, Any]]) -> None:
+        """[local] The same from a checkpoint; the numbers of the rule stay."""
+        for group, fixed, values in zip(self.param_groups, self._numbers, kept, strict=False):
+            group.update({key: value for key, value in values.items() if key not in fixed})
 
     @property
     def cur_scale(self) -> float:
@@ -194,6 +234,8 @@ class Updates:
     """libzero.parameter_groups"""
     block: dict[str, Any] | None = None
     """The block "optimizer"; None: that of the configuration"""
+    unlisted: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Frozen parameters that are in no group, by name."""
 
     @property
     def base(self) -> dict[str, Any]:
@@ -218,6 +260,7 @@ class Updates:
 
 def _kind(optimizer: torch.optim.Optimizer, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The block "optimizer" without its rate and decay. NotImplementedError for a rule that the engine has not."""
+    kind = _taken_over(optimizer)
     if isinstance(optimizer, EngineOptimizer):
         block: dict[str, Any] = {"type": optimizer.kind, "params": dict(numbers)}
         if hasattr(optimizer, "adam_w_mode"):
@@ -227,17 +270,44 @@ def _kind(optimizer: torch.optim.Optimizer, numbers: Mapping[str, Any]) -> dict[
     for flag in ("amsgrad", "maximize", "differentiable"):
         if params.pop(flag, False):
             raise NotImplementedError(f"cannot take over {type(optimizer).__name__}: {flag} is not built")
-    if isinstance(optimizer, torch.optim.Adam):
+    if kind == "Adam":
         params["adam_w_mode"] = bool(params.pop("decoupled_weight_decay", False))
-        return {"type": "Adam", "params": params}
-    if isinstance(optimizer, torch.optim.SGD):
-        return {"type": "SGD", "params": params}
-    if isinstance(optimizer, torch.optim.Adagrad):
-        return {"type": "Adagrad", "params": params}
-    raise NotImplementedError(
-        f"cannot take over an optimizer of class {type(optimizer).__name__}: its rule is not built. Hint: Adam, AdamW, "
-        "SGD or Adagrad of torch.optim, those of deepspeed.ops, or the block optimizer of the configuration."
-    )
+    return {"type": kind, "params": params}
+
+
+def _taken_over(optimizer: torch.optim.Optimizer) -> str:
+    """The rule's name. NotImplementedError where the engine would run another rule, or leave out a part of step()."""
+    of = type(optimizer)
+    name = of.__name__
+
+    def refuse(why: str, hint: str) -> NoReturn:
+        raise NotImplementedError(f"cannot take over an optimizer of class {name}: {why}. Hint: {hint}.")
+
+    built = issubclass(of, EngineOptimizer) and of.__module__.startswith(EngineOptimizer.__module__)
+    if of not in _KINDS and not built:
+        base = next((kind for kind in (*_KINDS, EngineOptimizer) if isinstance(optimizer, kind)), None)
+        why = "its rule is not built" if base is None else f"a subclass of {base.__name__} may have another rule"
+        known = "Adam, AdamW, SGD or Adagrad of torch.optim, those of deepspeed.ops"
+        refuse(why, f"{known}, or the block optimizer of the configuration")
+    expected = _RULES[of] if of in _KINDS else _rule_of(EngineOptimizer.step)
+    if _rule_of(optimizer.step) is not expected:
+        why = "its step() was replaced, and the engine would not call it"
+        refuse(why, "a scheduler for rates, tensor.register_hook() for gradients")
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        why = "it has hooks of step(), and the engine would not call them"
+        refuse(why, "register them with the optimizer that initialize() returns")
+    trained = sum(_has_history(state) for state in optimizer.state.values())
+    if trained:
+        why = f"it has states of {trained} parameters, which would be lost"
+        refuse(why, "an optimizer that has not stepped or loaded; engine.load_checkpoint() continues a run")
+    return _KINDS.get(of, "")
+
+
+def _has_history(state: Mapping[str, Any]) -> bool:
+    """Whether a parameter's states are those of updates: Adagrad has its first ones from the beginning."""
+    if "step" in state:
+        return float(state["step"]) > 0
+    return any(value is not None for value in state.values())
 
 
 def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> Updates:
@@ -282,6 +352,7 @@ def config_updates(
 
 def _grouped(groups: list[dict[str, Any]], model: torch.nn.Module) -> Updates:
     """The largest group is the engine's group 0; the others' parameters become one group of the engine each."""
+    model = compiled_from(model)
     names = {id(p): name for name, p in model.named_parameters()}
     sizes = [len(group["params"]) for group in groups]
     if not any(sizes):
@@ -301,16 +372,18 @@ def _grouped(groups: list[dict[str, Any]], model: torch.nn.Module) -> Updates:
             listed.add(id(p))
             if g != base:
                 decay = float(group.get("weight_decay", 0))
-                patterns.append({"pattern": names[id(p)], "lr": float(group["lr"]), "weight_decay": decay})
+                name = exact_pattern(names[id(p)])
+                patterns.append({"pattern": name, "lr": float(group["lr"]), "weight_decay": decay})
                 mine.append(len(patterns))
         members.append(mine)
-    for name, p in model.named_parameters():
-        if p.requires_grad and id(p) not in listed:
+    unlisted: dict[str, torch.Tensor] = {name: p for name, p in model.named_parameters() if id(p) not in listed}
+    for name, p in unlisted.items():
+        if p.requires_grad:
             raise ConfigError(
                 f"[deepspeed] cannot train: {name} requires a gradient and is in no group of the optimizer. "
                 "Hint: requires_grad_(False), or add it to a group."
             )
-    return Updates(groups, members, patterns)
+    return Updates(groups, members, patterns, unlisted=unlisted)
 
 
 __getattr__ = module_getattr("deepspeed.runtime.base_optimizer")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
+from libzero._carried import Carried, decoded, encoded
 from libzero.communicator import default_communicator
 from libzero.compiled import compile as compile_units
 from libzero.deepspeed._held import mark
@@ -161,7 +159,7 @@ class DeepSpeedEngine(torch.nn.Module):
         self._counts = native.get("managed_gradient_accumulation") is False
         if self.optimizer is not None:
             scheduled = isinstance(self.lr_scheduler, EngineSchedule)
-            self.optimizer.bind(self._engine, updates.members, scheduled)
+            self.optimizer.bind(self._engine, updates, scheduled)
             self.optimizer.pull()
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())
@@ -670,13 +668,16 @@ class DeepSpeedEngine(torch.nn.Module):
         state = {
             "client_state": dict(client_state or {}),
             "counters": {name: getattr(self, name) for name in _COUNTERS},
+            "groups": self.optimizer.kept() if self.optimizer else [],
             "rates": [float(group["lr"]) for group in self.optimizer.param_groups] if self.optimizer else [],
             "lr_scheduler": self.lr_scheduler.state_dict() if hasattr(self.lr_scheduler, "state_dict") else None,
         }
         latest = Path(save_dir) / "latest"
         before = latest.read_bytes() if not save_latest and latest.is_file() else None
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
-        self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": _packed(state)})
+        if self.optimizer is not None:
+            self.optimizer.push()
+        self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": encoded(state, "client_state")})
         saved = True
         if not save_latest:
             saved = self._engine.finish_checkpoint() != ""  # the tag of rank 0, if ranks passed several
@@ -721,15 +722,18 @@ class DeepSpeedEngine(torch.nn.Module):
         else:
             path, manifest = read_manifest(load_dir, taken)
             weights = read_tensors(path, manifest, ("master", "param", "buffer"))
+            carried = Carried.read(manifest["user_state"])
+            weights.update(carried.extra_of(self.global_rank))
             self.load_module_state_dict({"module": weights}, load_module_strict, custom_load_fn)
-            text = json.loads(manifest["user_state"]) if manifest["user_state"] else None
-        state = _unpacked(text["deepspeed"]) if isinstance(text, dict) and "deepspeed" in text else {}
+            text = carried.user_state
+        state: dict[str, Any] = decoded(text["deepspeed"]) if isinstance(text, dict) and "deepspeed" in text else {}
         if not load_module_only:
             for name, value in state.get("counters", {}).items():
                 setattr(self, name, value)
             if self.optimizer is not None and whole:
                 for group, rate in zip(self.optimizer.param_groups, state.get("rates", []), strict=False):
                     group["lr"] = rate
+                self.optimizer.restore(state.get("groups", []))
                 self.optimizer.pull()
             if isinstance(self.lr_scheduler, EngineSchedule):
                 if whole:  # the engine has restored the place of its schedule
@@ -744,26 +748,6 @@ class DeepSpeedEngine(torch.nn.Module):
 
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-
-
-def _packed(state: dict[str, Any]) -> str:
-    """As text. TypeError for what torch.load(weights_only=True) would not read."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    text = base64.b64encode(buffer.getvalue()).decode("ascii")
-    try:
-        _unpacked(text)
-    except pickle.UnpicklingError as fault:
-        raise TypeError(
-            f"client_state: got an object that cannot be loaded safely, expected tensors, numbers, text, and lists, "
-            f"tuples and dicts of them. {str(fault).splitlines()[0]}"
-        ) from None
-    return text
-
-
-def _unpacked(text: str) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
-    return state
 
 
 __getattr__ = module_getattr("deepspeed.runtime.engine")

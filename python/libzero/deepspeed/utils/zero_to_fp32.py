@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from libzero._carried import Carried
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.utils.logging import logger
 from libzero.errors import IoError
@@ -134,9 +135,10 @@ def get_fp32_state_dict_from_zero_checkpoint(
     exclude_frozen_parameters: bool = False,
     lazy_mode: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """fp32 parameters and the buffers by name, for model.load_state_dict(). tag: the latest if not given.
+    """fp32 parameters, the buffers and rank 0's extra states of modules by name, for model.load_state_dict().
 
-    Hashes are not compared: `zero checkpoint verify` does that. NotImplementedError for lazy_mode.
+    tag: the latest if not given. Hashes are not compared: `zero checkpoint verify` does that. NotImplementedError for
+    lazy_mode.
     """
     if lazy_mode:
         raise NotImplementedError("cannot read a checkpoint lazily: lazy_mode is not built. Hint: lazy_mode=False.")
@@ -144,7 +146,8 @@ def get_fp32_state_dict_from_zero_checkpoint(
     kinds = ("master", "buffer") if exclude_frozen_parameters else ("master", "param", "buffer")
     found = read_tensors(path, manifest, kinds)
     buffers = read_tensors(path, manifest, ("buffer",))
-    return {name: value if name in buffers else value.float() for name, value in found.items()}
+    state = {name: value if name in buffers else value.float() for name, value in found.items()}
+    return {**state, **Carried.read(manifest["user_state"]).extra_of(0)}
 
 
 def convert_zero_checkpoint_to_fp32_state_dict(
@@ -164,7 +167,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(
     if safe_serialization:
         from safetensors.torch import save_file
 
-        state = {name: value.clone() for name, value in state.items()}  # it refuses tied tensors
+        # It takes tensors only, and refuses tied ones.
+        state = {name: value.clone() for name, value in state.items() if isinstance(value, torch.Tensor)}
         save_file(state, Path(output_dir) / "model.safetensors", metadata={"format": "pt"})
     else:
         torch.save(state, Path(output_dir) / "pytorch_model.bin")

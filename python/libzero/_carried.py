@@ -1,0 +1,119 @@
+"""What a checkpoint has of a Python program besides tensors: the program's own state, the extra state of modules
+(get_extra_state), and what torch's schedulers keep in the groups of the optimizer."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_MARK = "libzero.carried"
+_SUFFIX = "_extra_state"  # of torch's keys
+_MINE = ("params", "lr", "pattern")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def encoded(value: Any, what: str) -> str:
+    """[local] As text. TypeError that names `what` for what torch.load(weights_only=True) would not read."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    text = base64.b64encode(buffer.getvalue()).decode("ascii")
+    try:
+        decoded(text)
+    except pickle.UnpicklingError as fault:
+        raise TypeError(
+            f"{what}: got an object that cannot be loaded safely, expected tensors, numbers, text, and lists, "
+            f"tuples and dicts of them. {str(fault).splitlines()[0]}"
+        ) from None
+    return text
+
+
+def decoded(text: str) -> Any:
+    """[local] Executes nothing."""
+    return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+
+
+def modules_with_extra_state(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """[local] By torch's key in a state dict; a module that is registered twice has two keys."""
+    plain = torch.nn.Module.get_extra_state
+    return {
+        f"{path}.{_SUFFIX}" if path else _SUFFIX: module
+        for path, module in model.named_modules(remove_duplicate=False)
+        if type(module).get_extra_state is not plain
+    }
+
+
+def extra_states(model: torch.nn.Module) -> dict[str, str]:
+    """[local] This rank's, encoded. TypeError for one that could not be loaded."""
+    known: dict[int, str] = {}
+    found = {}
+    for key, module in modules_with_extra_state(model).items():
+        if id(module) not in known:
+            known[id(module)] = encoded(module.get_extra_state(), f"the extra state of {key.removesuffix(_SUFFIX)!r}")
+        found[key] = known[id(module)]
+    return found
+
+
+def kept_in_groups(groups: Sequence[Mapping[str, Any]], but: Sequence[str]) -> list[dict[str, Any]]:
+    """[local] The numbers and texts of each group except `but`, such as a scheduler's initial_lr and max_lr."""
+    kept = []
+    for group in groups:
+        values = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items()}
+        kept.append({k: v for k, v in values.items() if isinstance(v, _PLAIN) and k not in (*_MINE, *but)})
+    return kept
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The text that a checkpoint stores as its user state, and its parts."""
+
+    user_state: Any = None
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    extra: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """By key, the different values: {"value": encoded, "ranks": those that have it}."""
+    world: int = 1
+
+    @classmethod
+    def of(cls, user_state: Any, groups: list[dict[str, Any]], by_rank: Sequence[Mapping[str, str]]) -> Carried:
+        """by_rank: what extra_states() gave on each rank; empty where no module has any."""
+        extra: dict[str, list[dict[str, Any]]] = {}
+        for rank, states in enumerate(by_rank):
+            for key, value in states.items():
+                values = extra.setdefault(key, [])
+                same = next((each for each in values if each["value"] == value), None)
+                if same is None:
+                    values.append({"value": value, "ranks": [rank]})
+                else:
+                    same["ranks"].append(rank)
+        return cls(user_state, groups if any(groups) else [], extra, len(by_rank) or 1)
+
+    @property
+    def text(self) -> str:
+        """The user state alone where there is nothing else, so that programs in other languages read it as it is."""
+        state = self.user_state
+        if self.groups or self.extra or (isinstance(state, dict) and _MARK in state):
+            state = {_MARK: {"groups": self.groups, "extra": self.extra, "world": self.world}, "user_state": state}
+        return "" if state is None else json.dumps(state)
+
+    @classmethod
+    def read(cls, text: str) -> Carried:
+        """The parts of a text, which another program may have written."""
+        state = json.loads(text) if text else None
+        if not (isinstance(state, dict) and set(state) == {_MARK, "user_state"}):
+            return cls(state)
+        parts = state[_MARK]
+        return cls(state["user_state"], parts["groups"], parts["extra"], parts["world"])
+
+    def extra_of(self, rank: int) -> dict[str, Any]:
+        """This rank's extra states by key. At another number of ranks W: those of rank % W, else the first that has."""
+        found = {}
+        for key, values in self.extra.items():
+            own = next((each for each in values if rank % self.world in each["ranks"]), values[0])
+            found[key] = decoded(own["value"])
+        return found
