@@ -495,12 +495,12 @@ TEST(RunByHand, LogsFollowNoLink) {
                       "127.0.0.1",
                       "--master_port",
                       "29507"};
-  Process linked(by_hand + Words{"--log-dir", folder + "/logs", kRank, "out=hello"}, {"ZERO_TOKEN=ours"});
+  Process linked({by_hand + Words{"--log-dir", folder + "/logs", kRank, "out=hello"}, {"ZERO_TOKEN=ours"}, {}, -1});
   EXPECT_EQ(linked.wait(), 5) << linked.err;
   EXPECT_NE(linked.err.find(logs + "/rank-0.out: it is a link, expected a regular file"), std::string::npos)
       << linked.err;
   std::filesystem::create_symlink(folder + "/victim", folder + "/pid");
-  Process pid(by_hand + Words{"--save-pid", folder + "/pid", kRank, "out=hello"}, {"ZERO_TOKEN=ours"});
+  Process pid({by_hand + Words{"--save-pid", folder + "/pid", kRank, "out=hello"}, {"ZERO_TOKEN=ours"}, {}, -1});
   EXPECT_EQ(pid.wait(), 5) << pid.err;
   EXPECT_EQ(slurp(folder + "/victim"), "mine\n");
 }
