@@ -98,7 +98,8 @@ def cross_entropy(
     [floor(j * V / t), floor((j + 1) * V / t)). targets: int64 [n], equal on all ranks; ignore_index does not count.
     vocabulary: V; 0: every rank has as many columns as this one. label_smoothing: Megatron-LM's, a target has
     1 - label_smoothing and every other class label_smoothing / (V - 1); torch's is this one times V / (V - 1).
-    If no row counts, NaN with a gradient of 0, as torch's. IndexError on all ranks for a target outside of the vocabulary.
+    If no row counts, NaN with a gradient of 0, as torch's. IndexError on all ranks for a target outside of the
+    vocabulary.
 
     One all-gather of 3 fp32 numbers a row (4 with label smoothing); backward is [local]. Megatron-LM's
     vocab_parallel_cross_entropy. With tensor_parallel.vocab_parallel_lm_head, a model's logits are so divided.

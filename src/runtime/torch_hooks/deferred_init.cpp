@@ -211,8 +211,7 @@ struct Waiting {
 
 constexpr const char* kUnread =
     "[zero::build] cannot read a parameter that has no values yet. Hint: construct an Engine from the module first; "
-    "the "
-    "function that builds it reads a clone(), as data_ptr() takes memory that is not there";
+    "the function that builds it reads a clone(), as data_ptr() takes memory that is not there";
 
 at::Tensor deferred_tensor(const std::shared_ptr<DeferredTape>& tape, at::IntArrayRef sizes, at::ScalarType dtype) {
   auto tensor = without_data(sizes, dtype, c10::Device(c10::kCPU));
@@ -292,10 +291,13 @@ void mode(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack*
   const Arguments arguments(schema, *stack);
   if (schema.name() == "aten::empty" && schema.overload_name() == "memory_format") {
     const auto* const device = arguments.find("device");
-    if (device == nullptr || device->toDevice().is_cpu()) {
-      const auto* const dtype = arguments.find("dtype");
-      auto tensor = deferred_tensor(tape, arguments[0].toIntVector(),
-                                    dtype == nullptr ? at::get_default_dtype_as_scalartype() : dtype->toScalarType());
+    const auto* const given = arguments.find("dtype");
+    const auto dtype = given == nullptr ? at::get_default_dtype_as_scalartype() : given->toScalarType();
+    // Parameters are numbers with gradients. torch::tensor() writes to the memory itself, below autograd.
+    const bool may_be_parameter = (at::isFloatingType(dtype) || at::isComplexType(dtype)) &&
+                                  !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradCPU);
+    if (may_be_parameter && (device == nullptr || device->toDevice().is_cpu())) {
+      auto tensor = deferred_tensor(tape, arguments[0].toIntVector(), dtype);
       torch::jit::drop(*stack, count);
       stack->emplace_back(std::move(tensor));
       return;

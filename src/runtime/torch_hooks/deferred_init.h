@@ -26,8 +26,8 @@ class DeferredRecording {
   std::shared_ptr<DeferredTape> tape_;
 };
 
-// Of a recording in this thread, if there is one: runs what was recorded, so that the default generator is where an eager
-// run has it; and continues from where the program has left it.
+// Of a recording in this thread, if there is one: runs what was recorded, so that the default generator is where an
+// eager run has it; and continues from where the program has left it.
 void lend_generator();
 void take_generator();
 

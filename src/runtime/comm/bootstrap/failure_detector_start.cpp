@@ -17,6 +17,9 @@ namespace {
 // For one handshake at rank 0; the others wait longer, because rank 0 may be busy with many.
 constexpr auto kIntroduction = std::chrono::seconds(5);
 constexpr auto kHubAnswer = std::chrono::seconds(15);
+// At its own time limit rank 0 tells the others who is absent. It may have started a little later than they, and would
+// take one that leaves before for a rank that died.
+constexpr auto kHubVerdict = std::chrono::seconds(2);
 // While rank 0 has no descriptor for a connection that waits.
 constexpr auto kRetry = std::chrono::milliseconds(10);
 // Connections at rank 0 that have not proved the secret, besides one of each rank; the oldest has to go.
@@ -186,10 +189,10 @@ void FailureDetector::join_hub(const Locate& locate, net::Clock::time_point dead
       link.out = net::encode(frame::kHello, rank_, base::join(link.handshake.asked, size_));
       alive = flush(link);
     }
-    while (alive && net::Clock::now() < deadline) {
-      const auto patience = link.rank >= 0 ? deadline : std::min(deadline, link.since + kHubAnswer);
+    while (alive) {
+      const auto patience = link.rank >= 0 ? deadline + kHubVerdict : std::min(deadline, link.since + kHubAnswer);
       if (net::Clock::now() >= patience) {
-        unproved_ = "the process that listens there does not speak libzero's protocol";
+        if (patience < deadline) unproved_ = "the process that listens there does not speak libzero's protocol";
         break;
       }
       pollfd polled{link.fd.get(), POLLIN, 0};

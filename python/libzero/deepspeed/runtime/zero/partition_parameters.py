@@ -36,9 +36,10 @@ class Init:
     """Builds a model that stage 3 is going to shard; `with Init(config_dict_or_path=config): model = Net()`.
 
     dtype: that parameters are cast to as soon as their module is made; without it that of the configuration's recipe,
-    and without one they stay as they are. Buffers keep the dtype that their class gives them. enabled: False for nothing. module: a model that was made
-    before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
-    ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
+    and without one they stay as they are. Buffers keep the dtype that their class gives them. enabled: False for
+    nothing. module: a model that was made before, whose parameters are cast now. remote_device other than the
+    configuration's offload, and groups of some ranks, are refused. Starts torch.distributed ([collective]) where
+    nobody has.
 
     Each rank holds the whole model until deepspeed.initialize() shards it: a notice says so. libzero.build() makes a
     model without memory.
