@@ -177,7 +177,12 @@ def _is_deferred(parameter: torch.nn.Parameter) -> bool:
     """It is one of libzero.build() that has no memory yet."""
     # Fake tensors have a type of their own, and refuse to be asked.
     real = type(parameter) is torch.nn.Parameter and not parameter.is_meta
-    return real and parameter.numel() > 0 and parameter.data_ptr() == 0
+    if not real or parameter.numel() == 0:
+        return False
+    try:
+        return parameter.data_ptr() == 0
+    except RuntimeError:  # libzero.build() has not allocated it
+        return True
 
 
 def _tensor_of(result: Any, what: str) -> torch.Tensor:
