@@ -210,26 +210,31 @@ TEST(BackgroundSave, ShowsItsBytesOnTheStatusPage) {
 
 // The first tiles are held, then updates wait for the writer.
 TEST(BackgroundSave, StaysWithinItsMemory) {
-  TempFolder folder;
-  const auto root = folder.text();
-  on_ranks(1, [&](const auto& comm) {
-    Trained trained(comm, kPlaces[1]);
-    trained.step(0);
-    const auto wanted = checkpoint::logical_hash(trained.state);
-    using Report = MemoryReport;
-    const auto peak = [&] { return trained.state.memory().peak(Report::Tier::Host, Report::Purpose::Other); };
-    std::atomic<bool> begun{false};  // the call itself writes, too
-    FilesThatWaitFor files([&] { return !begun || peak() >= 4194304u; }, kSlow);
-    checkpoint::save(trained.state, files, root, "t");
-    begun = true;
-    for (int i = 1; i < 4; ++i) trained.step(i);
-    checkpoint::finish_save(trained.state);
-    EXPECT_EQ(digest(root, "t"), wanted);
-    const auto report = trained.state.memory();
-    EXPECT_LE(report.peak(Report::Tier::Host, Report::Purpose::Other), static_cast<std::uint64_t>(kLeastPool));
-    EXPECT_GE(report.peak(Report::Tier::Host, Report::Purpose::Other), 4194304u);
-    EXPECT_EQ(report.current(Report::Tier::Host, Report::Purpose::Other), 0u);
-  });
+  // On a busy machine the writers may be done before the first step changes anything; then another save is tried.
+  std::uint64_t copied = 0;
+  for (int attempt = 0; attempt < 20 && copied < 4194304u; ++attempt) {
+    TempFolder folder;
+    const auto root = folder.text();
+    on_ranks(1, [&](const auto& comm) {
+      Trained trained(comm, kPlaces[1]);
+      trained.step(0);
+      const auto wanted = checkpoint::logical_hash(trained.state);
+      using Report = MemoryReport;
+      const auto peak = [&] { return trained.state.memory().peak(Report::Tier::Host, Report::Purpose::Other); };
+      std::atomic<bool> begun{false}, stepped{false};  // the call itself writes, too
+      FilesThatWaitFor files([&] { return !begun || stepped || peak() >= 4194304u; }, kSlow);
+      checkpoint::save(trained.state, files, root, "t");
+      begun = true;
+      for (int i = 1; i < 4; ++i) trained.step(i);
+      stepped = true;
+      checkpoint::finish_save(trained.state);
+      EXPECT_EQ(digest(root, "t"), wanted);
+      copied = peak();
+      EXPECT_LE(copied, static_cast<std::uint64_t>(kLeastPool));
+      EXPECT_EQ(trained.state.memory().current(Report::Tier::Host, Report::Purpose::Other), 0u);
+    });
+  }
+  EXPECT_GE(copied, 4194304u);
 }
 
 // An update before which nothing was written copies tiles until the next has no room, then it waits.
