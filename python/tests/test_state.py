@@ -223,7 +223,7 @@ def test_a_save_has_the_user_state_of_its_own_call(tmp_path: Path) -> None:
     for tag, state in (("a", {"step": 10}), ("b", None), ("a", {"step": 10})):
         engine.load_checkpoint(tmp_path, tag)
         assert engine.user_state == state
-    schedulers.StepLR(engine.optimizer, 2)  # its initial_lr is stored beside the state
+    schedulers.StepLR(engine.optimizer, 2)  # its initial_lr is stored with the state
     for state in (3, None, {"libzero.carried": {"a": 1}}, [1, {"x": None}]):
         engine.save_checkpoint(tmp_path, "c", user_state=state)
         assert engine.user_state == state

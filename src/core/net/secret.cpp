@@ -77,7 +77,7 @@ std::string secret_of(const ProcessInfo& identity, const Environment& environmen
     throw ConfigError(base::join(
         "[Communicator::from_env] got no ZERO_TOKEN for ", identity.size, " ranks on several hosts (", identity.source,
         ", ", identity.place(),
-        "), expected a secret that only they have: whoever reaches their ports could join them."
+        "), expected a secret that only they have: anyone who reaches their ports could join them."
         " Hint: set ZERO_TOKEN to the same random text on every host, for example of `openssl rand -hex 32`, or "
         "ZERO_TOKEN_FILE to a file with it; `zero run` makes one itself. ZERO_TOKEN=none does without, on a network "
         "of the run's own."));

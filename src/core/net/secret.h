@@ -28,7 +28,7 @@ bool equal_proofs(std::string_view a, std::string_view b);
 // that is empty.
 std::string secret_of(const ProcessInfo& identity, const Environment& environment);
 
-// The key of all proofs of this run and attempt. Without a secret, whoever knows the run's id can derive it.
+// The key of all proofs of this run and attempt. Without a secret, anyone who knows the run's id can derive it.
 std::string key_of(const ProcessInfo& identity);
 
 // What both sides of a connection know at its start.

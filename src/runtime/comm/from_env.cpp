@@ -58,9 +58,10 @@ std::shared_ptr<Communicator> Communicator::from_env() {
     base::log(LogLevel::Info,
               base::join("ranks: ", identity.size, " from ", identity.source, ", transport ", transport->name()));
   if (identity.rank == 0 && !identity.one_host() && identity.secret.empty())
-    base::log(LogLevel::Info,
-              "ZERO_TOKEN=none: ranks of several hosts prove no secret, so whoever reaches their ports can join them: "
-              "use a network of the run's own");
+    base::log(
+        LogLevel::Info,
+        "ZERO_TOKEN=none: ranks of several hosts prove no secret, so anyone who reaches their ports can join them: "
+        "use a network of the run's own");
   return comm::make_communicator(std::move(transport));
 }
 

@@ -1,6 +1,6 @@
 // See mesh.h.
 //
-// [Note: strangers] gloo knows no secret. Its listener gives the place of a peer to whoever names that peer's number
+// [Note: strangers] gloo knows no secret. Its listener gives the place of a peer to anyone who names that peer's number
 // first, keeps silent connections for ever, and ends the process if accept() fails. Therefore the listener is closed as
 // soon as all peers are connected, and every peer sends a proof over each new connection before it is used.
 #include "comm/gloo/mesh.h"
