@@ -109,11 +109,10 @@ void Launcher::agree_on_names() {
                    "\", expected at most 100 letters, digits, dots, dashes and underscores, and no dot first"));
   if (token_.empty() && variable("ZERO_TOKEN_FILE").empty())
     throw ConfigError(
-        "[zero run] got no ZERO_TOKEN for several hosts by hand, expected a secret that only their ranks have: anyone "
-        "who reaches their ports could join them. Hint: set ZERO_TOKEN to the same random text on every host, for example "
-        "of `openssl rand -hex 32`, or ZERO_TOKEN_FILE to a file with it. ZERO_TOKEN=none does without, on a network "
-        "of "
-        "the run's own.");
+        "[zero run] got no ZERO_TOKEN for several hosts by hand, expected a secret that only their ranks have: "
+        "anyone who reaches their ports could join them. Hint: set ZERO_TOKEN to the same random text on every "
+        "host, for example of `openssl rand -hex 32`, or ZERO_TOKEN_FILE to a file with it. ZERO_TOKEN=none does "
+        "without, on a network of the run's own.");
 }
 
 // The ranks meet on the first host; if that one is left out, on the next.
