@@ -4,9 +4,11 @@
 // libtorch's.
 //
 //   kernels_bench [elements=33554432] [threads=all] [rounds=15]
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <omp.h>
 #include <sys/mman.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // What overhead_bench and offload_bench share: their options, the model, and timing on a CPU or a GPU.
 #pragma once
 #include <ATen/DeviceAccelerator.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <time.h>
 

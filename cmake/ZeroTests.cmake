@@ -22,6 +22,7 @@ set(ZERO_TEST_LABELS unit dist parity fault cli gpu slow)
 
 # One precompiled header for the tests that know torch, and one for those that do not.
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns a precompiled header of the tests.\n")
+set_source_files_properties(${CMAKE_BINARY_DIR}/test_pch.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 function(zero_test_flags target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src/core ${PROJECT_SOURCE_DIR}/src/runtime
     ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR})
@@ -40,7 +41,7 @@ if(NOT ZERO_SANITIZE)
   add_library(zero_torch_test_pch OBJECT ${CMAKE_BINARY_DIR}/test_pch.cpp)
   zero_test_flags(zero_torch_test_pch)
   target_link_libraries(zero_torch_test_pch PRIVATE torch::cpu)
-  target_precompile_headers(zero_torch_test_pch PRIVATE <torch/torch.h> <gtest/gtest.h>)
+  target_precompile_headers(zero_torch_test_pch PRIVATE ${ZERO_TORCH_HEADERS} <gtest/gtest.h>)
 endif()
 
 # Flags and headers of tests, for object libraries and programs.

@@ -3,10 +3,18 @@
 //
 //   build/bin/zero run -n 2 build/examples/cifar10                       # pictures that it draws itself
 //   build/bin/zero run -n 2 build/examples/cifar10 --data DIR --stage 2 --moe --num-experts 2 --ep-world-size 2
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 #include <zero/config_tools.h>
 #include <zero/device.h>
+#include <zero/library.h>
 #include <zero/moe.h>
-#include <zero/zero.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -5,7 +5,9 @@
 // So nothing has to be cleared between the two steps; requires_grad_(false) on the discriminator only saves work.
 //
 //   build/bin/zero run -n 2 build/examples/gan
-#include <zero/zero.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdio>
 

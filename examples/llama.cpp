@@ -1,6 +1,7 @@
 // Trains a Llama further that transformers saved, and writes it for transformers:
 //   zero run -n 2 llama FOLDER OUT
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdio>
 #include <fstream>

@@ -1,8 +1,14 @@
 // The GPT of models/gpt.h out of the layers of zero/nn.h: with `sequence`, what is between attention and MLP is divided
 // over the tensor-parallel ranks along the tokens. Names and shapes of parameters are those of models/gpt.h.
 #pragma once
+#include <torch/nn/init.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+#include <zero/library.h>
 #include <zero/nn.h>
-#include <zero/zero.h>
 
 #include <cstdint>
 

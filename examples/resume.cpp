@@ -1,6 +1,10 @@
 // Trains in two halves: saves a checkpoint after the first and resumes in a new engine. A second run resumes as well:
 //   zero run -n 2 resume DIR
-#include <zero/zero.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdio>
 #include <filesystem>

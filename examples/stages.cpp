@@ -1,6 +1,9 @@
 // Prints what the four stages store and send, on four ranks that are threads of this process, without a launcher.
 // The state's hash is the same at every stage.
-#include <zero/zero.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdio>
 #include <mutex>

@@ -1,6 +1,8 @@
 // Linear layers whose result can be changed from outside, for low-rank adaptation (lora.h).
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <utility>

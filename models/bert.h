@@ -3,7 +3,12 @@
 // of transformers' classes of the same names, so their weights need no name map. Plain torch::nn. Parameters may have
 // any floating dtype, which activations share; losses are computed in fp32.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <utility>

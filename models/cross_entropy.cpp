@@ -2,7 +2,8 @@
 // because a full fp32 copy would dominate the memory peak of a step.
 #include "models/cross_entropy.h"
 
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <optional>

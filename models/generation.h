@@ -1,7 +1,8 @@
 // Generation of text: how the next token is chosen, and the loop that all models share. Models keep keys and values of
 // earlier tokens (models/decoding.h), so a step reads the newest tokens only.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <functional>

@@ -2,7 +2,14 @@
 // et al., 2019). Plain torch::nn code without ranks or shards. Parameters may have any floating dtype; activations
 // have the same dtype, and the loss is computed in fp32.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <functional>

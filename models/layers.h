@@ -1,7 +1,11 @@
 // What the models for Hugging Face's weights are made of: linear layers, RMSNorm, rotary positions, attention with
 // masks and kept keys and values, and segments of layers. Plain torch::nn and tensors.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <functional>

@@ -2,7 +2,8 @@
 // Plain torch::nn. Names and first values are those of PEFT: the factors of the layer `q_proj` are
 // q_proj.lora_A.weight [rank, in] and q_proj.lora_B.weight [out, rank].
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <functional>

@@ -4,7 +4,11 @@
 // name map. Plain torch::nn. Parameters may have any floating dtype, which activations share; norms and the loss are
 // computed in fp32.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <utility>

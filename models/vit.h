@@ -3,7 +3,11 @@
 // ViTForImageClassification in memory; its files have older names, which the name map "vit" knows. Plain torch::nn.
 // Parameters may have any floating dtype, which activations share; the loss is computed in fp32.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <utility>

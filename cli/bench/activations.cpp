@@ -2,8 +2,9 @@
 // storing activations: kept, recomputed by checkpointing, offloaded to host memory or to a file. Memory is measured by
 // the Engine's ledger. Also checks that all ways give the same result.
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,7 @@
 // Options and construction of the GPT for measurements (bench_gpt.h).
 #include "cli/bench/bench_gpt.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <zero/errors.h>
 
 #include <mutex>

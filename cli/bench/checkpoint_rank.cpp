@@ -1,11 +1,14 @@
 // Saves and loads of one rank, with their times and memory (checkpoint_rank.h).
 #include "cli/bench/checkpoint_rank.h"
 
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <fcntl.h>
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/types.h>
 #include <unistd.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <cerrno>

@@ -2,8 +2,10 @@
 // processes and every result checked. Compared with a plain copy of the same bytes, and with the gloo library's own
 // algorithms, which libzero's gloo transport does not use. Transports alternate in rounds, so that changes of the
 // machine's speed affect all of them.
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+#include <torch/version.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,7 +1,8 @@
 // `zero bench experts`: the time of a training step of layers with experts, by stage, recipe and number of
 // expert-parallel ranks, and the bytes that it sends, compared with the formula. Ranks are processes, and
 // configurations alternate in rounds. One rank's work is in experts_rank.h.
-#include <zero/zero.h>
+#include <torch/version.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <cmath>

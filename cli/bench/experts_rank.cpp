@@ -2,9 +2,15 @@
 #include "cli/bench/experts_rank.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/types.h>
+#include <zero/library.h>
 #include <zero/moe.h>
-#include <zero/zero.h>
 
 #include <chrono>
 #include <cmath>

@@ -1,7 +1,10 @@
 // `zero bench optimizer`: the time of one optimizer update over flat memory, by rule, job and threads, alternating with
 // a triad for comparison. Every element of the result is compared with update_reference.h, bit for bit.
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
+#include <torch/version.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <charconv>

@@ -1,9 +1,8 @@
 // `zero bench profile`: the speeds of this machine for `zero plan --profile`. Trains GPTs of several shapes at every
 // stage with as many ranks as the machine has room for, and fits speeds to the measured step times and the amounts of
 // work that a plan counts. One rank's steps are in step_rank.h, files in io_measurement.h, the fit in core/plan.
-#include <torch/torch.h>
+#include <zero/library.h>
 #include <zero/plan.h>
-#include <zero/zero.h>
 
 #include <cmath>
 #include <fstream>

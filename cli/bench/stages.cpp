@@ -2,8 +2,10 @@
 // step times, bytes sent, and the state's hash, which must not depend on the stage. Memory tables are in
 // memory_phases.h.
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+#include <torch/version.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <chrono>

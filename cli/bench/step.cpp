@@ -2,8 +2,8 @@
 // compared with the same forward and backward without communication. Ranks are processes, and configurations alternate
 // in rounds, so that changes of the machine's speed affect all alike. One rank's work is in step_rank.h, starting ranks
 // in rank_processes.h.
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/version.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -3,9 +3,12 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/DeviceAccelerator.h>
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 #include <zero/fake_communicator.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <chrono>
 #include <cmath>

@@ -2,8 +2,8 @@
 #include "cli/explain/live_steps.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <fstream>
 #include <mutex>

@@ -1,6 +1,7 @@
 // One rank of `zero plan --paper table2 --measure`: trains a GPT for three steps and reports what its engine booked.
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <cmath>

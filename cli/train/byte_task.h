@@ -4,7 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include "cli/support/gpt_experts.h"
 #include "cli/support/gpt_mesh.h"

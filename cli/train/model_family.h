@@ -1,6 +1,7 @@
 // The models that `zero train --model` knows: which tasks each serves, and its losses and scores on a batch.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>

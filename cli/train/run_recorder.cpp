@@ -17,6 +17,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include <torch/version.h>
 #include <zero/config_tools.h>
 #include <zero/plan.h>
 

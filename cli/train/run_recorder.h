@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "cli/train/task.h"
 #include "cli/train/train.h"

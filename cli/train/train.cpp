@@ -1,6 +1,7 @@
 // `zero train`, from the command line to the end of the run: parse, plan, ranks, model, engine, loop. An error before
 // the loop that all ranks share is printed once.
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdio>
 #include <cstdlib>

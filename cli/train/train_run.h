@@ -3,7 +3,7 @@
 #pragma once
 #include <memory>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "cli/train/run_recorder.h"
 #include "cli/train/task.h"

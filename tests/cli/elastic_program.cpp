@@ -1,8 +1,12 @@
 // A rank of `zero run` that trains on one epoch of a text and dies where it is told to, for tests of restarts on fewer
 // ranks: TEXT FOLDER STEPS [ATTEMPT:RANK:STEP...]. It writes FOLDER/ids-<attempt>-<rank>, a line "STEP ID..." for each
 // step with the samples that this rank read, and saves every second step.
+#include <ATen/Parallel.h>
 #include <signal.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -11,7 +15,7 @@
 #include <fstream>
 #include <string>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "data/corpus.h"
 

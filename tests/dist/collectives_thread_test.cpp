@@ -1,7 +1,8 @@
 // Ranks as threads, and world size 1: the checks common to all transports, then cases that only threads can simulate:
 // delays, failures at an exact call, absence, and mismatched calls.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <atomic>
 #include <mutex>

@@ -17,7 +17,7 @@
 
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <zero/errors.h>

@@ -1,6 +1,8 @@
 // Communicator::from_process_group over c10d's gloo group, which each test makes as a program would: values of every
 // collective, an Engine's bits, failures and refusals.
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <csignal>
 #include <thread>

@@ -1,6 +1,6 @@
 // In-place reads between processes of one host: shards of a symmetric buffer, and gradients in segments.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <signal.h>
 #include <unistd.h>

@@ -1,7 +1,7 @@
 // The transport for processes of one host, between real processes: the common checks of every
 // transport, large tensors read in place, many operations, memory, and every way to fail.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <signal.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
 // The shared-memory transport between threads: the same code as between processes, visible to sanitizers.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <thread>

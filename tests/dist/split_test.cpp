@@ -1,6 +1,7 @@
 // Communicator::split over every transport for CPUs: membership, values of concurrent collectives in all groups, nested
 // groups, invalid calls, and a failure in one group that ends the waits of the others.
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>

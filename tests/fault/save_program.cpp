@@ -5,7 +5,11 @@
 //   load ROOT     the newest checkpoint                       "loaded N", "wrong TEXT" or "failed CODE TEXT"
 //   export OUT N  all masters become pattern N, and are exported to OUT  "exported N" or "failed CODE TEXT"
 //   import OUT N  an export                                   "loaded N", "wrong TEXT" or "failed CODE TEXT"
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <unistd.h>
 

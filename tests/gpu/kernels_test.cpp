@@ -1,7 +1,8 @@
 // Loading the plug-in on any machine, and its kernels on a GPU: bit-identical to the CPU.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/cuda.h>
+#include <torch/types.h>
 
 #include <cstring>
 #include <filesystem>

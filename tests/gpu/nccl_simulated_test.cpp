@@ -1,7 +1,10 @@
 // The transport "nccl" with a simulated NCCL between processes that each have a simulated GPU: its results, the order
 // of its streams, which waits block the host, and what becomes of operations that never end.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>

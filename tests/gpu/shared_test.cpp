@@ -1,7 +1,10 @@
 // Ranks that share a GPU: the staged transport and the engine over it. The first tests need no GPU: host tensors take
 // the same way through it.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <csignal>

@@ -3,8 +3,12 @@
 // or the gradients of the loss in their place.
 //
 //   hf_models_program JOBS.json
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/serialize.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <fstream>
 #include <iostream>

@@ -1,8 +1,10 @@
 // The storage of activations between forward and backward changes the location of bytes, never a bit of the state:
 // kept, recomputed, offloaded to host memory or a file, at every stage and world sizes one to three.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <filesystem>
 #include <mutex>

@@ -1,6 +1,10 @@
 // Training of a stack of equal layers within budgets: the smallest budget that a refusal names, and a run with it.
 #pragma once
-#include <zero/zero.h>
+#include <ATen/Parallel.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <memory>
 #include <regex>

@@ -1,8 +1,12 @@
 // Activation checkpointing changes memory and time, never a bit of a gradient: alone, and under the
 // engine at every stage.
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <atomic>
 #include <mutex>

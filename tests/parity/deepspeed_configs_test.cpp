@@ -1,12 +1,13 @@
 // The DeepSpeed example configurations train a tiny GPT on two ranks, unchanged, with the same bits as at every stage
 // without offload.
+#include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <filesystem>
 #include <mutex>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "config/document.h"
 #include "models/gpt.h"

@@ -1,7 +1,11 @@
 // Four experts learn more than the MLP that costs as much: a small GPT on the bytes of source code.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -1,7 +1,8 @@
 // The built-in GPT with experts: one expert is the MLP, checkpointed segments change nothing, and counts are those of
 // the choices.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <zero/activation_checkpoint.h>
 #include <zero/errors.h>
 #include <zero/moe.h>
@@ -10,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "cli/support/gpt_experts.h"
 #include "cli/support/gpt_mesh.h"

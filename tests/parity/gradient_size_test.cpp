@@ -4,8 +4,14 @@
 //
 // As processes, this program is started again for every rank: it trains all cases of its world, and rank 0 writes norms
 // and masters to a file.
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

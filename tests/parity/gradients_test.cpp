@@ -1,9 +1,13 @@
 // Gradients that a program replaces between backward() and step(), compared with a plain loop that replaces .grad, and
 // gradients of a sum over tokens, compared with a loop over the tokens of all ranks.
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cmath>
 #include <filesystem>

@@ -1,7 +1,15 @@
 // First values with tensor parallelism: those of the whole model at every degree, and the memory that it takes to cut
 // them.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>

@@ -1,9 +1,11 @@
 // Checkpoints between layouts of processes: ranks, tensor- and sequence-parallel degrees, expert degrees, stages.
 // States are equal bit for bit, and training goes on as at the first layout.
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
 #include <torch/serialize.h>
+#include <torch/types.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <iomanip>

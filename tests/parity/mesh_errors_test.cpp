@@ -1,8 +1,15 @@
 // Faults of a program or a configuration on a mesh are ConfigErrors in words, on every rank, and nothing hangs.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/types.h>
+#include <zero/library.h>
 #include <zero/nn.h>
 #include <zero/sp.h>
-#include <zero/zero.h>
 
 #include <functional>
 #include <map>

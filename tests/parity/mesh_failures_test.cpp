@@ -1,6 +1,10 @@
 // On a mesh: an overflow that only one rank sees, and micro-batches that fail and are discarded.
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/csrc/autograd/custom_function.h>

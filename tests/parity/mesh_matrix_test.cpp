@@ -2,7 +2,7 @@
 // transport, the sizes of buckets and prefetches, and the delays of ranks. Every pair of two factors' values occurs in
 // the cases, which are generated. Each state is also compared with a plain loop over one whole module.
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,9 @@
 // Small models that know nothing of ranks, how tensor parallelism cuts them, and training on a mesh beside a plain
 // loop.
 #pragma once
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdint>
 #include <functional>

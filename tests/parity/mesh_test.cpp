@@ -1,7 +1,11 @@
 // Training on a mesh: models cut over tensor-parallel ranks, with ZeRO over the data-parallel ones. The reference is a
 // plain loop over one whole module. Ranks are processes, or threads of one.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

@@ -1,6 +1,11 @@
 // What a layer of experts is made of, and which options it refuses.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <set>
 #include <string>

@@ -1,5 +1,6 @@
 #include "parity/moe_problems.h"
 
+#include <torch/optim/adamw.h>
 #include <algorithm>
 #include <cmath>
 #include <sstream>

@@ -1,8 +1,15 @@
 // A model with experts, and its training in one process by a dense formula: every expert computes every token, and a
 // mask selects.
 #pragma once
+#include <torch/nn/cloneable.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/adamw.h>
+#include <torch/types.h>
+#include <zero/library.h>
 #include <zero/moe.h>
-#include <zero/zero.h>
 
 #include <cstdint>
 #include <map>

@@ -1,6 +1,8 @@
 // Layers with experts over ranks, at every stage, against one process that lets every expert compute every token.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cmath>
 #include <cstring>

@@ -1,7 +1,10 @@
 // The mesh, functions over tensor-parallel groups, the vocabulary-parallel loss and Ulysses' exchanges, against whole
 // tensors in one process. Ranks are processes; every rank computes the reference itself.
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

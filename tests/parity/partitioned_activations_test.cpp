@@ -1,7 +1,11 @@
 // activation_checkpointing.partition_activations: which inputs of checkpointed segments are divided over the
 // tensor-parallel ranks, what is kept and sent, and that the state does not change.
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <string>
 #include <vector>

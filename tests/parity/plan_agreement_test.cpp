@@ -1,10 +1,12 @@
 // Plans compared with engines: for GPTs of many shapes, stages, recipes, worlds, placements and transports, persistent
 // bytes and bytes sent per step are equal, and peaks are within 2 %. ZERO_PLAN_TABLE=FILE writes the comparison as a
 // table (script/planner-table).
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/types.h>
 #include <zero/activation_checkpoint.h>
+#include <zero/library.h>
 #include <zero/plan.h>
-#include <zero/zero.h>
 
 #include <cmath>
 #include <cstdlib>

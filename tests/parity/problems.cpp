@@ -1,6 +1,11 @@
 #include "parity/problems.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformer.h>
 
 #include <stdexcept>
 

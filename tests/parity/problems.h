@@ -2,7 +2,8 @@
 // its module, fills it with values that depend only on a seed, and computes the loss of one rank's
 // batch at one step.
 #pragma once
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 
 #include <functional>
 #include <memory>

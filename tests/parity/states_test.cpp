@@ -1,7 +1,14 @@
 // Optimizer states: the digest includes them, and each tile has its own.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <torch/types.h>
+#include <zero/library.h>
 #include <zero/unsaved_buffers.h>
-#include <zero/zero.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

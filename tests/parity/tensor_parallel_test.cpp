@@ -1,7 +1,12 @@
 // Tensor parallelism: random numbers, the norm, traffic, layers with sequence regions, and what a model
 // must not do.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

@@ -1,7 +1,12 @@
 // zero::TiledLinear is a Linear in values and gradients, and stage 3 holds one tile of it where it held the layer.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 #include <zero/tiled_linear.h>
-#include <zero/zero.h>
 
 #include <cmath>
 #include <functional>

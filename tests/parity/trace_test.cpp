@@ -1,7 +1,10 @@
 // A trace through the public interface, ranks as threads: which steps it shows, that it changes no bit, that its
 // sums are those of its slices, and what is refused.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,6 +1,7 @@
 // Training of a problem with and without the engine, for comparison by the parity tests.
 #pragma once
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <map>
 #include <string>

@@ -1,7 +1,12 @@
 // Embeddings whose vocabulary is cut over tensor-parallel ranks: padding, ids outside of the vocabulary, and options
 // that parts do not support. The reference is one whole module of torch.
 #include <gtest/gtest.h>
-#include <zero/zero.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 

@@ -1,8 +1,11 @@
 // Weights of other libraries at tensor- and expert-parallel layouts: files have whole tensors, whatever ranks cut or
 // divide, and every layout takes them.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"

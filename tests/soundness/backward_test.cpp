@@ -1,6 +1,8 @@
 // Uses of losses, graphs and gradients other than one backward and one step: every stage and transport compared with a
 // loop without libzero.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/utils/clip_grad.h>
 
 #include "soundness/cases.h"
 

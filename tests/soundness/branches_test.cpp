@@ -1,13 +1,18 @@
 // Forwards whose path depends on the rank, at stage 3: correct values or an error, never a mixture of two units.
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <map>
 #include <string>
 #include <vector>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "comm/group.h"
 #include "comm/transport.h"

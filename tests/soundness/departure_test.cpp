@@ -1,12 +1,15 @@
 // Ranks of one host that end early: the data that their peers use remains unchanged, or the peers get an error.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <optional>
 #include <thread>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "comm/group.h"
 #include "comm/symmetric_buffer.h"

@@ -7,10 +7,13 @@
 // every: remake: steps of one Engine; both: steps between two measurements. Prints memory (PSS without files),
 // descriptors and threads of the rank whose PSS is largest. Exit code 1 if they grow, if a value differs, or on an
 // unexpected error.
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <cmath>

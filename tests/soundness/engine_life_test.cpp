@@ -2,6 +2,7 @@
 // models and configurations.
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/optim/sgd.h>
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,12 +1,15 @@
 // A rank of `zero run`: a model of one unit, which rank 0 evaluates alone for so many seconds while the others wait.
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 int main(int, char** argv) {
   at::set_num_threads(1);

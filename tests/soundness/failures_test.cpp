@@ -1,5 +1,6 @@
 // Failed passes, frozen parameters, two Engines: later values equal those of a loop without libzero that did the same.
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <filesystem>
 

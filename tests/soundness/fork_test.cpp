@@ -1,7 +1,10 @@
 // A program may fork its ranks, for example for a helper that writes files. The child is not a rank, and its exit has
 // no effect on the run.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,7 +13,7 @@
 #include <optional>
 #include <thread>
 
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "comm/group.h"
 #include "comm/symmetric_buffer.h"

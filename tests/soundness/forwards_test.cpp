@@ -1,6 +1,8 @@
 // Unusual uses of parameters: operators with very many of them, forwards in several threads, metadata only, evaluation
 // in inference mode. Values are compared with a plain module's.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/nn/utils/convert_parameters.h>
+#include <torch/optim/adamw.h>
 
 #include <atomic>
 #include <set>

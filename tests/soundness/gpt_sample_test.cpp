@@ -1,5 +1,6 @@
 // A sample longer than the model's sequence length: every byte is the model's output for the last `sequence` bytes.
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
 
 #include "models/gpt.h"
 

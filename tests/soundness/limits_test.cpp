@@ -1,6 +1,6 @@
 // System limits that affect shared memory: core files, file sizes, descriptors, memory that must not be executable.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <fcntl.h>
 #include <signal.h>

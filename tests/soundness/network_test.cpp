@@ -1,6 +1,7 @@
 // Rendezvous when the system has no free sockets, and ranks of several hosts without a secret.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -3,6 +3,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <unistd.h>
 
 #include <stdexcept>

@@ -1,6 +1,11 @@
 // Runs one body with every transport, and the reference loop without libzero.
 #pragma once
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/optimizer.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <functional>
 #include <map>

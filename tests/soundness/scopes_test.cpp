@@ -1,4 +1,5 @@
 // Scopes of gathered_parameters: nested, left open, and the calls that are allowed inside.
+#include <torch/serialize.h>
 #include <filesystem>
 
 #include "soundness/small_programs.h"

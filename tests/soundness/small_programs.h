@@ -1,8 +1,12 @@
 // Shared by tests of unusual programs: small models and error texts.
 #pragma once
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <functional>
 #include <memory>

@@ -2,7 +2,12 @@
 // rank holds the model, or a second copy of its part.
 #include <gtest/gtest.h>
 #include <malloc.h>
-#include <zero/zero.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,7 +1,10 @@
 // Parameters that were frozen when the Engine was constructed and are unfrozen later: they train like parameters that
 // were trainable, and then frozen, from the start.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <filesystem>
 

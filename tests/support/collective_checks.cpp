@@ -1,6 +1,6 @@
 #include "support/collective_checks.h"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <chrono>
 #include <cstring>

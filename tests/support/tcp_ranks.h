@@ -12,8 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <zero/communicator.h>
 #include <zero/errors.h>

@@ -1,12 +1,14 @@
 // The purpose of activation_checkpointing.contiguous_memory_optimization (ZeRO, section 6.3): long-lived checkpoints
 // between temporaries do not fragment free memory. The heap is simulated, first fit, from libtorch's actual
 // allocations.
+#include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <cstring>

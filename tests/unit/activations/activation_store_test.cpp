@@ -1,8 +1,10 @@
 // Offloaded activations: each range of memory is offloaded once, fetched with the same bits and strides, and booked on
 // its tier. Without an engine; with one: tests/parity/activations_test.cpp.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <filesystem>
 

@@ -1,6 +1,6 @@
 // activations/offload_backend.h: bytes are fetched unchanged from every tier; the memory that each backend owns.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>

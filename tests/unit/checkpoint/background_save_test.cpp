@@ -2,9 +2,11 @@
 // its writer is an error of all ranks before the next step acts, and leaves the checkpoint before.
 #include <sys/wait.h>
 
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <algorithm>
 #include <atomic>

@@ -7,8 +7,11 @@
 #include <thread>
 
 #include <ATen/Parallel.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include "checkpoint/checkpoint.h"
 #include "comm/group.h"

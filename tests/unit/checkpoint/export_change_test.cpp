@@ -1,8 +1,8 @@
 // ExportOptions::change: what is written differs from the model by what the function adds, element by element, whatever
 // ranks and stage hold the elements and whatever order a name map gives them; the model stays.
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "checkpoint/weights.h"
 #include "models/gpt.h"

@@ -1,7 +1,8 @@
 // Kept snapshots of several ranks: what is loaded from memory after a restart goes on as a run that never stopped; what
 // is torn, damaged, older, or of something else is never taken.
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <unistd.h>
 

@@ -1,8 +1,10 @@
 // Exports of random models against the training state: parameters of any shape, scalars, empty ones, ties, frozen ones,
 // buffers of several types, at any stage, recipe and number of ranks. Files have the bits of full_state_dict(), and
 // another engine that imports them has them too. ZERO_RANDOM_MODELS sets how many models (20).
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <cstdlib>
 #include <random>

@@ -1,7 +1,11 @@
 // A small model on an Engine whose saves run in the background, for tests of what they hold.
 #pragma once
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include <chrono>
 #include <memory>

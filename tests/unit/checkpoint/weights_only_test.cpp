@@ -1,9 +1,14 @@
 // A save of weights alone, with weights for other libraries among its files, in which a call of one rank fails: all
 // ranks throw the same error, what can be resumed from is still the newest, and the engines go on. A load of weights
 // alone in which a call fails leaves the engine as it was or refused.
-#include <torch/torch.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include "checkpoint/checkpoint.h"
 #include "comm/group.h"

@@ -1,8 +1,11 @@
 // Weights of other libraries into ranks and out of them: what transformers computed is what the imported model
 // computes; files are the same whatever ranks and stage wrote them; faults of one rank are the error of all.
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+#include <torch/types.h>
 #include <zero/checkpoint_tools.h>
-#include <zero/zero.h>
+#include <zero/library.h>
 
 #include <sys/wait.h>
 

@@ -3,7 +3,8 @@
 #include <zero/flat_optimizer.h>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/types.h>
 
 #include <functional>
 

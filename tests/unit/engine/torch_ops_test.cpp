@@ -1,7 +1,7 @@
 // engine/torch_ops.h with engine/torch_buffers.h: numbered buffers as tensors and regions of files, compared with plain
 // tensors.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <memory>
 

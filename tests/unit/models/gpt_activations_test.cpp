@@ -1,8 +1,8 @@
 // The formula for the GPT's activations (models/gpt_activations.h) against the ledger, over shapes, batches, dtypes and
 // numbers of segments.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
-#include <zero/zero.h>
+#include <torch/types.h>
+#include <zero/library.h>
 
 #include "models/gpt.h"
 #include "models/gpt_activations.h"

@@ -1,6 +1,8 @@
 // The GPT model alone, without the engine: published sizes, its loss against libtorch's, causality,
 // dtypes and sampling.
 #include <gtest/gtest.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/adamw.h>
 
 #include <cmath>
 #include <limits>

@@ -1,6 +1,7 @@
 // Parts of the models for Hugging Face's weights, without transformers: the fused passes against libtorch's operators
 // in fp64, ignored targets, segments, masks, tokens that arrive in pieces, and how often tokens are drawn.
 #include <gtest/gtest.h>
+#include <torch/nn/functional/loss.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // comm/shm/mapped_buffer.h: contiguous shards of all ranks, of any size, and the guarantees for readers. Ranks are
 // threads; deaths are tested in dist/shm_in_place_test.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <atomic>
 #include <cstdint>

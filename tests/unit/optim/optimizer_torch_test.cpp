@@ -1,9 +1,10 @@
 // libzero's update rules compared with torch's fused CPU kernels, which have the same order of operations: bitwise in
 // every element except the last (numel mod 8) of a tensor, where torch's compiler fuses differently. Skipped if torch
 // runs without SIMD, because nothing is fused there.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <omp.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <bit>
 #include <cmath>

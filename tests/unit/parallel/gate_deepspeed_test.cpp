@@ -1,7 +1,7 @@
 // The gate of a layer with experts chooses as DeepSpeed's with the same seed. tests/golden/deepspeed_gate.json has
 // DeepSpeed's choices; script/deepspeed-gate-vectors records them, and says how inputs come from a seed.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <zero/moe.h>
 
 #include <cmath>

@@ -1,6 +1,7 @@
 // The gate of a mixture of experts, against numbers computed by hand, a plain loop, and DeepSpeed's choices.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,8 @@
 // torch_hooks/interception.h: the operators that are intercepted and their tags, those that are not, refused writes,
 // and the calls after an operator.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 #include <zero/errors.h>
 #include <zero/read_scope.h>
 

@@ -1,6 +1,6 @@
 // torch_hooks/storage_access.h: a tensor remains valid while its data is released and replaced.
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <string>
 

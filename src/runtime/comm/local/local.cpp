@@ -5,7 +5,8 @@
 #include <cstring>
 #include <mutex>
 
-#include <torch/torch.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
 
 #include <zero/errors.h>
 

@@ -1,8 +1,9 @@
 // Ranks as threads of one process, for tests and simulation. Each rank posts a copy of its data to a shared record
 // (begin) and takes its result once all ranks have posted (wait). No rank reads another's memory, and operations may be
 // waited for in any order. Optimized for detecting misuse, not for speed.
+#include <ATen/Parallel.h>
 #include <omp.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <condition_variable>
 #include <cstring>
