@@ -16,7 +16,7 @@
 namespace zero::checkpoint {
 namespace {
 
-constexpr const char* kWhere = "save_checkpoint";
+constexpr const char* kSaving = "save_checkpoint";
 // Failed saves in a row that libzero.save_errors "warn" logs; the next one is thrown.
 constexpr int kMostWarnings = 2;
 
@@ -51,7 +51,7 @@ class Background final : public engine::BackgroundSave {
       cancelled_ = true;  // the other ranks stop, too
     else if (has(kBehind))
       wait_while_moving(
-          kWhere, [this] { snapshot_.wait_for_room([this](std::int64_t missing) { return !is_behind(missing); }); });
+          kSaving, [this] { snapshot_.wait_for_room([this](std::int64_t missing) { return !is_behind(missing); }); });
     if (!cancelled_ && (has(kBehind) || has(kBusy))) return false;
     finish();
     return true;
@@ -67,7 +67,7 @@ class Background final : public engine::BackgroundSave {
     over_ = true;
     auto& progress = state_.parts.progress;
     try {
-      const auto reports = engine::agree_while_moving(*state_.parts.comm, kWhere, moved_, [&] {
+      const auto reports = engine::agree_while_moving(*state_.parts.comm, kSaving, moved_, [&] {
         try {
           work_.get();
         } catch (const Cancelled&) {
@@ -173,7 +173,7 @@ class Background final : public engine::BackgroundSave {
 void write_in_background(engine::State& state, std::unique_ptr<Save> save) {
   // All ranks have one or none, because steps ask for it together.
   try {
-    (void)engine::agree(*state.parts.comm, kWhere, [&] {
+    (void)engine::agree(*state.parts.comm, kSaving, [&] {
       state.parts.progress.background = std::make_unique<Background>(state, std::move(save));
       return "";
     });

@@ -22,7 +22,7 @@
 namespace zero::checkpoint {
 namespace {
 
-constexpr const char* kWhere = "keep_snapshot";
+constexpr const char* kKeeping = "keep_snapshot";
 
 // Whatever must be equal for a rank to go on with what a rank of an earlier attempt has kept.
 std::string key_of(engine::State& state, const base::KeptMemory& memory, const std::string& root,
@@ -165,7 +165,7 @@ class Kept final : public engine::KeptSave {
     complete();
     state_.stepper->flush();
     try {
-      (void)engine::agree(*state_.parts.comm, kWhere, [&] {
+      (void)engine::agree(*state_.parts.comm, kKeeping, [&] {
         // Not over the newest snapshot that all ranks have.
         const int slot = state_.parts.progress.kept_slot == 0 ? 1 : 0;
         fill_ = std::make_unique<Fill>(state_, fs, memory_, root, slot);
@@ -182,7 +182,7 @@ class Kept final : public engine::KeptSave {
   void complete() {
     if (!fill_) return;
     const auto faults =
-        engine::agree_while_moving(*state_.parts.comm, kWhere, fill_->moved(), [&] { return fill_->fault(); });
+        engine::agree_while_moving(*state_.parts.comm, kKeeping, fill_->moved(), [&] { return fill_->fault(); });
     const auto fill = std::move(fill_);
     const auto failed = std::find_if(faults.begin(), faults.end(), [](const auto& text) { return !text.empty(); });
     if (failed == faults.end()) {
@@ -212,11 +212,11 @@ void keep_snapshot(engine::State& state, formats::FsOps& fs, const base::KeptMem
   const at::NoGradGuard no_grad;
   auto& kept = parts.progress.kept;
   // All ranks keep something, or none does.
-  const auto ready = engine::agree(*parts.comm, kWhere, [&] {
-    state.checks.require_boundary(kWhere);
-    state.checks.require_no_scope(kWhere, /*reading_too=*/false);
+  const auto ready = engine::agree(*parts.comm, kKeeping, [&] {
+    state.checks.require_boundary(kKeeping);
+    state.checks.require_no_scope(kKeeping, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[keep_snapshot] got an empty directory name");
-    formats::check_user_state(state.user_state, kWhere);
+    formats::check_user_state(state.user_state, kKeeping);
     if (!kept && memory.fd >= 0) kept = std::make_unique<Kept>(state, memory);
     return kept ? "yes" : "no";
   });

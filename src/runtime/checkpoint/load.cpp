@@ -20,7 +20,7 @@
 namespace zero::checkpoint {
 namespace {
 
-constexpr const char* kWhere = "load_checkpoint";
+constexpr const char* kLoading = "load_checkpoint";
 
 using config::PrivateBuffers;
 using config::VerifyOnLoad;
@@ -311,9 +311,9 @@ std::string options_text(const LoadOptions& options) {
   return text;
 }
 
-struct Phase {
-  Phase() { observe::status_page().set_phase(observe::StatusPhase::Load); }
-  ~Phase() {
+struct LoadPhase {
+  LoadPhase() { observe::status_page().set_phase(observe::StatusPhase::Load); }
+  ~LoadPhase() {
     observe::status_page().set_unit("");
     observe::status_page().set_phase(observe::StatusPhase::Idle);
   }
@@ -325,7 +325,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
                  const LoadOptions& options, const base::KeptMemory& memory) {
   (void)finish_save(state);
   state.parts.progress.kept.reset();  // completes what is being kept
-  const Phase phase;
+  const LoadPhase phase;
   const at::NoGradGuard no_grad;
   auto& comm = *state.parts.comm;
   auto& progress = state.parts.progress;
@@ -337,14 +337,14 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   std::optional<KeptSnapshots> kept;  // outlives the loader that reads it
   std::optional<Loader> loader;
   const auto needs = options.weights_only ? formats::Needs::Weights : formats::Needs::Training;
-  engine::agree_on(state.parts.relay, comm, kWhere, "[load_checkpoint] the options",
+  engine::agree_on(state.parts.relay, comm, kLoading, "[load_checkpoint] the options",
                    [&] { return options_text(options); });
   // Without a tag, an older checkpoint takes the place of a damaged one.
   for (bool done = false; !done;) {
     OnDisk disk;
-    const auto answers = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&]() -> std::string {
-      state.checks.require_boundary(kWhere, /*loading=*/true);
-      state.checks.require_no_scope(kWhere, /*reading_too=*/true);
+    const auto answers = engine::agree_while_moving(comm, kLoading, formats::bytes_moved(), [&]() -> std::string {
+      state.checks.require_boundary(kLoading, /*loading=*/true);
+      state.checks.require_no_scope(kLoading, /*reading_too=*/true);
       if (root.empty()) throw ConfigError("[load_checkpoint] got an empty directory name");
       // What it leaves out might have values of both.
       if (!progress.half_loaded.empty() && !options.partial.empty())
@@ -362,14 +362,14 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
     const auto disk_step = std::stoll(first.substr(at, end - at));
     const auto in_memory = KeptSnapshots::newest(answers, disk_step);
     if (!in_memory)
-      (void)engine::agree(comm, kWhere, [&] {
+      (void)engine::agree(comm, kLoading, [&] {
         if (disk.none) throw *disk.none;
         return "";
       });
     chosen = in_memory ? in_memory->name() : first.substr(end + 33);
-    if (faults.empty()) state.backward->compare_unfrozen(kWhere);
+    if (faults.empty()) state.backward->compare_unfrozen(kLoading);
     try {
-      (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+      (void)engine::agree_while_moving(comm, kLoading, formats::bytes_moved(), [&] {
         state.backward->admit_unfrozen();
         loader.reset();
         if (in_memory) {
@@ -384,15 +384,15 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
       });
       // Without a checkpoint that could take its place, damage must leave the state as it is.
       if (!one_pass || (in_memory && disk_step < 0))
-        (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+        (void)engine::agree_while_moving(comm, kLoading, formats::bytes_moved(), [&] {
           loader->verify();
           return "";
         });
       if (comm.rank() == 0 && !in_memory)
         tell_differences(state, loader->manifest(), disk.choice, options, loader->left_out());
-      state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
+      state.parts.relay.reporting([&] { state.stepper->begin_replacing(kLoading); });
       progress.half_loaded = "a load that failed halfway";
-      (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+      (void)engine::agree_while_moving(comm, kLoading, formats::bytes_moved(), [&] {
         loader->fill();
         if (!in_memory) kept->forget();
         return "";

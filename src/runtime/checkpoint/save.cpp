@@ -36,9 +36,9 @@ std::map<std::string, std::int64_t> missed_steps(engine::State& state) {
   return result;
 }
 
-struct Phase {
-  Phase() { observe::status_page().set_phase(observe::StatusPhase::Save); }
-  ~Phase() {
+struct SavePhase {
+  SavePhase() { observe::status_page().set_phase(observe::StatusPhase::Save); }
+  ~SavePhase() {
     observe::status_page().set_unit("");
     observe::status_page().set_phase(observe::StatusPhase::Idle);
   }
@@ -224,7 +224,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
           const SaveOptions& options) {
   (void)finish_save(state);
   state.parts.progress.saved_tag.clear();
-  const Phase phase;
+  const SavePhase phase;
   const at::NoGradGuard no_grad;
   auto save = std::make_unique<Save>(state, fs, root, options);
   save->begin(tag);

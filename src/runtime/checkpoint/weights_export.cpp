@@ -30,8 +30,8 @@ namespace zero::checkpoint {
 namespace {
 using namespace interchange;
 
-constexpr std::int64_t kWindow = std::int64_t{1} << 20;       // elements that are read at once
-constexpr std::int64_t kPanelsBytes = std::int64_t{8} << 20;  // of all panels that are put together at a time
+constexpr std::int64_t kExportWindow = std::int64_t{1} << 20;  // elements that are read at once
+constexpr std::int64_t kPanelsBytes = std::int64_t{8} << 20;   // of all panels that are put together at a time
 constexpr std::int64_t kLeastPanelBytes = std::int64_t{1} << 20;
 
 bool holds_values(const std::string& kind) { return kind == "master" || kind == kFrozen; }
@@ -199,8 +199,8 @@ class Exporter {
     for (const auto& segment : mapped(t).segments) {
       for (const auto* const piece : own_[segment.source]) {
         const auto end = std::min(piece->begin + piece->numel, segment.begin + segment.numel());
-        for (auto at = std::max(piece->begin, segment.begin); at < end; at += kWindow) {
-          convert(*piece, at - piece->begin, std::min(kWindow, end - at), plan_.tensors[t], bytes);
+        for (auto at = std::max(piece->begin, segment.begin); at < end; at += kExportWindow) {
+          convert(*piece, at - piece->begin, std::min(kExportWindow, end - at), plan_.tensors[t], bytes);
           add(t, begin + at - segment.begin, bytes, pages);
         }
       }
@@ -276,7 +276,7 @@ class Exporter {
           // Runs near each other are read at once; those of a panel far apart are a few windows.
           read = &piece;
           begin = at;
-          end = std::min(piece.numel, at + kWindow / 4);
+          end = std::min(piece.numel, at + kExportWindow / 4);
           read_raw(piece, begin, end - begin, window_);
         }
         const auto count = std::min(last, end) - at;

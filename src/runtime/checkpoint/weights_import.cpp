@@ -24,13 +24,15 @@ namespace zero::checkpoint {
 namespace {
 using namespace interchange;
 
-constexpr const char* kWhere = "import_weights";
+constexpr const char* kImporting = "import_weights";
 constexpr std::int64_t kWindow = std::int64_t{1} << 20;  // elements that are read at once
-constexpr std::size_t kMostShown = 20;
+constexpr std::size_t kFaultsShown = 20;
 
 using Key = std::pair<std::string, std::string>;  // "" or the kind of an optimizer's state, and the name
 
-Key key_of(const std::string& kind, const std::string& name) { return {kind.starts_with("opt.") ? kind : "", name}; }
+Key key_in_files(const std::string& kind, const std::string& name) {
+  return {kind.starts_with("opt.") ? kind : "", name};
+}
 
 // What a tensor of the model is read from.
 struct Taken {
@@ -63,7 +65,8 @@ class Importer {
   void match() {
     std::map<Key, const SourceTensor*> stored;
     for (const auto& tensor : view_->tensors())
-      if (options_.optimizer || !tensor.kind.starts_with("opt.")) stored[key_of(tensor.kind, tensor.name)] = &tensor;
+      if (options_.optimizer || !tensor.kind.starts_with("opt."))
+        stored[key_in_files(tensor.kind, tensor.name)] = &tensor;
     // Every name that means the same tensor as another.
     std::map<std::string, std::set<std::string>> same;
     for (const auto& pairs : {view_->aliases(), ties_, state_.exports->aliases()})
@@ -73,7 +76,7 @@ class Importer {
       }
     std::set<Key> used;
     for (const auto& tensor : tensors_) {
-      const auto kind = key_of(tensor.kind, "").first;
+      const auto kind = key_in_files(tensor.kind, "").first;
       Taken taken;
       // States go with the values that were chosen.
       const auto chosen = kind.empty() ? choices_.end() : choices_.find(tensor.name);
@@ -104,13 +107,13 @@ class Importer {
         continue;
       }
       choose(tensor.name, taken);
-      used.insert(key_of(taken.source->kind, taken.source->name));
+      used.insert(key_in_files(taken.source->kind, taken.source->name));
       if (taken.source->shape != tensor.shape && is_partial(tensor.name)) {
         report_.missing.push_back(label);
         continue;
       }
       for (const auto* const one : taken.equal) {
-        used.insert(key_of(one->kind, one->name));
+        used.insert(key_in_files(one->kind, one->name));
         report_.unexpected.push_back(one->name);
       }
       if (taken.chosen) taken.equal.clear();
@@ -144,8 +147,8 @@ class Importer {
     if (faults_.empty()) return;
     std::string text = base::join("[import_weights] ", path_, " does not fit the model; ", faults_.size(),
                                   faults_.size() == 1 ? " difference:" : " differences:");
-    for (std::size_t i = 0; i < std::min(faults_.size(), kMostShown); ++i) text += "\n  " + faults_[i];
-    if (faults_.size() > kMostShown) text += base::join("\n  and ", faults_.size() - kMostShown, " more");
+    for (std::size_t i = 0; i < std::min(faults_.size(), kFaultsShown); ++i) text += "\n  " + faults_[i];
+    if (faults_.size() > kFaultsShown) text += base::join("\n  and ", faults_.size() - kFaultsShown, " more");
     throw ConfigError(text +
                       "\nHint: names translates them (gpt2, llama, bert, t5, vit, or a file); partial lets some be "
                       "missing or have another shape.");
@@ -396,15 +399,15 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
   const ImportPhase phase;
   const at::NoGradGuard no_grad;
   auto& comm = *state.parts.comm;
-  engine::agree_on(state.parts.relay, comm, kWhere, "[import_weights] the arguments", [&] {
-    state.checks.require_boundary(kWhere);
-    state.checks.require_no_scope(kWhere, /*reading_too=*/true);
+  engine::agree_on(state.parts.relay, comm, kImporting, "[import_weights] the arguments", [&] {
+    state.checks.require_boundary(kImporting);
+    state.checks.require_no_scope(kImporting, /*reading_too=*/true);
     return options_text(path, options);
   });
   state.stepper->flush();
-  state.backward->compare_unfrozen(kWhere);
+  state.backward->compare_unfrozen(kImporting);
   std::optional<Importer> importer;
-  (void)engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+  (void)engine::agree_while_moving(comm, kImporting, formats::bytes_moved(), [&] {
     state.backward->admit_unfrozen();
     importer.emplace(state, fs, path, options);
     importer->match();
@@ -415,12 +418,12 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
   });
   std::vector<std::string> all_changes;
   auto& half_loaded = state.parts.progress.half_loaded;
-  state.parts.relay.reporting([&] { state.stepper->begin_replacing(kWhere); });
+  state.parts.relay.reporting([&] { state.stepper->begin_replacing(kImporting); });
   // From here on the state changes. An import need not replace all of it, so after a failure only a load makes the
   // state whole.
   half_loaded = "an import that failed halfway";
   try {
-    all_changes = engine::agree_while_moving(comm, kWhere, formats::bytes_moved(), [&] {
+    all_changes = engine::agree_while_moving(comm, kImporting, formats::bytes_moved(), [&] {
       importer->fill();
       if (options.optimizer) importer->take_counters();
       return importer->changes();
