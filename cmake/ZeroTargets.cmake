@@ -46,7 +46,7 @@ function(zero_layer name)
   set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(ARG_TORCH)
     zero_includes(zero_${name} TORCH)
-    set(batch 5)  # 5 files need about 2 GB of memory
+    set(batch 7)  # 7 files need up to 1.6 GB of memory
   else()
     zero_includes(zero_${name})
     set(batch 10)

@@ -37,15 +37,15 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr milliseconds kLook{100};
+constexpr milliseconds kStoreLook{100};
 // How long a rank with a broken connection waits for the reported cause.
-constexpr milliseconds kGrace{500};
+constexpr milliseconds kStoreGrace{500};
 // How long the destructor waits for this rank's own collectives, and for the other members of a split group.
-constexpr milliseconds kFarewell{2000};
+constexpr milliseconds kStoreFarewell{2000};
 // Bytes of a control message that need no second round, and of the slot that holds the length and the message.
-constexpr std::int64_t kInline = 248, kSlot = kInline + 8;
+constexpr std::int64_t kInlineBytes = 248, kSlotBytes = kInlineBytes + 8;
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(at::kByte); }
+at::Tensor as_bytes(const at::Tensor& tensor) { return tensor.view(at::kByte); }
 
 // A process group that this rank can make groups from, and the store where its ranks meet; gloo has one of its own.
 const c10d::ProcessGroupGloo* as_gloo(const c10d::Backend& backend) {
@@ -128,7 +128,7 @@ class Link {
   void leave() noexcept {
     if (!place_ || failure()) return;
     try {
-      const auto until = Clock::now() + kFarewell;
+      const auto until = Clock::now() + kStoreFarewell;
       for (auto left = place_->add("left", 1); left < size() && Clock::now() < until; left = place_->add("left", 0))
         std::this_thread::sleep_for(milliseconds(1));
     } catch (const std::exception&) {  // the rank that hosts the store has ended
@@ -181,7 +181,7 @@ class Link {
     const auto begin = Clock::now();
     const auto look = [&](Clock::time_point now) {
       if (now >= next_look_) {
-        next_look_ = now + kLook;
+        next_look_ = now + kStoreLook;
         read_store();
       }
       check(call, sequence);
@@ -189,7 +189,7 @@ class Link {
     if (one_of_several_) {
       look(begin);
     } else {
-      next_look_ = begin + kLook;
+      next_look_ = begin + kStoreLook;
       check(call, sequence);
     }
     try {
@@ -216,7 +216,7 @@ class Link {
 
   // Throws c10d's error, or the failure that a peer has recorded meanwhile.
   [[noreturn]] void give_reason(const std::string& error, const Call& call, std::uint64_t sequence) {
-    const auto until = Clock::now() + kGrace;
+    const auto until = Clock::now() + kStoreGrace;
     while (has_store() && !failure() && Clock::now() < until) {
       read_store();
       if (!failure()) std::this_thread::sleep_for(milliseconds(20));
@@ -249,17 +249,17 @@ std::vector<std::string> all_gather_bytes_over(Link& link, std::string_view mine
                                                milliseconds timeout) {
   const Call call{"all_gather_bytes"};
   const std::int64_t size = link.size(), length = static_cast<std::int64_t>(mine.size());
-  auto slots = at::zeros({size * kSlot}, at::kByte), slot = at::zeros({kSlot}, at::kByte);
+  auto slots = at::zeros({size * kSlotBytes}, at::kByte), slot = at::zeros({kSlotBytes}, at::kByte);
   auto* const bytes = static_cast<char*>(slot.mutable_data_ptr());
   std::memcpy(bytes, &length, sizeof length);
-  mine.copy(bytes + sizeof length, static_cast<std::size_t>(kInline));
+  mine.copy(bytes + sizeof length, static_cast<std::size_t>(kInlineBytes));
   link.all_gather(slots, slot, call, sequence, timeout);
   std::vector<std::int64_t> lengths;
   const auto* const of = static_cast<const char*>(slots.const_data_ptr());
-  for (std::int64_t r = 0; r < size; ++r) std::memcpy(&lengths.emplace_back(), of + r * kSlot, sizeof length);
+  for (std::int64_t r = 0; r < size; ++r) std::memcpy(&lengths.emplace_back(), of + r * kSlotBytes, sizeof length);
   const auto longest = *std::max_element(lengths.begin(), lengths.end());
   at::Tensor rest;
-  if (longest > kInline) {
+  if (longest > kInlineBytes) {
     rest = at::empty({size * longest}, at::kByte);
     auto own = at::zeros({longest}, at::kByte);
     if (!mine.empty()) std::memcpy(own.mutable_data_ptr(), mine.data(), mine.size());
@@ -268,7 +268,7 @@ std::vector<std::string> all_gather_bytes_over(Link& link, std::string_view mine
   std::vector<std::string> messages;
   for (std::int64_t r = 0; r < size; ++r) {
     const char* const from = rest.defined() ? static_cast<const char*>(rest.const_data_ptr()) + r * longest
-                                            : of + r * kSlot + static_cast<std::int64_t>(sizeof length);
+                                            : of + r * kSlotBytes + static_cast<std::int64_t>(sizeof length);
     messages.emplace_back(from, static_cast<std::size_t>(lengths[static_cast<std::size_t>(r)]));
   }
   return messages;
@@ -280,7 +280,7 @@ class C10d final : public Transport {
   C10d(const net::ProcessInfo& identity, std::shared_ptr<Link> link, std::vector<int> hosts)
       : Transport(identity), link_(std::move(link)), hosts_(std::move(hosts)) {}
   ~C10d() override {
-    if (!thread_.idle_within(kFarewell)) link_->fail(rank_in_run(), "the communicator ended in a collective");
+    if (!thread_.idle_within(kStoreFarewell)) link_->fail(rank_in_run(), "the communicator ended in a collective");
     link_->leave();
   }
 
@@ -291,7 +291,7 @@ class C10d final : public Transport {
     // This rank's part of `out` may be read while it is written.
     const bool inside = in.storage().is_alias_of(out.storage());
     return start({"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)},
-                 [out, in = inside ? in.clone() : in](Step& step) { step.all_gather(bytes_of(out), bytes_of(in)); });
+                 [out, in = inside ? in.clone() : in](Step& step) { step.all_gather(as_bytes(out), as_bytes(in)); });
   }
 
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
@@ -310,7 +310,7 @@ class C10d final : public Transport {
       }
       auto own = at::empty({part}, inout.options());
       sum_own(step, own, whole);
-      step.all_gather(bytes_of(whole), bytes_of(own));
+      step.all_gather(as_bytes(whole), as_bytes(own));
       copy_flat(inout, whole.narrow(0, 0, inout.numel()));
     });
   }
@@ -318,7 +318,7 @@ class C10d final : public Transport {
   std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override {
     on_cpu(inout);
     return start({"broadcast", inout.scalar_type(), inout.numel(), root},
-                 [inout, root](Step& step) { step.broadcast(bytes_of(inout), root); });
+                 [inout, root](Step& step) { step.broadcast(as_bytes(inout), root); });
   }
 
   std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
@@ -326,7 +326,7 @@ class C10d final : public Transport {
     auto call = parts.call(in);
     return start(std::move(call), [this, out, in, parts = std::move(parts)](Step& step) {
       if (parts.equal) {
-        step.all_to_all(bytes_of(out), bytes_of(in));
+        step.all_to_all(as_bytes(out), as_bytes(in));
       } else {
         exchange_given_parts(step, out, in, parts);
       }
@@ -375,7 +375,7 @@ class C10d final : public Transport {
     const auto ranks = static_cast<std::int64_t>(parts.in.size());
     auto told = at::empty({ranks}, at::kLong), mine = at::empty({ranks}, at::kLong);
     std::copy(parts.in.begin(), parts.in.end(), mine.mutable_data_ptr<std::int64_t>());
-    step.all_to_all(bytes_of(told), bytes_of(mine));
+    step.all_to_all(as_bytes(told), as_bytes(mine));
     const auto* const sent = told.const_data_ptr<std::int64_t>();
     for (int r = 0; r < size(); ++r) {
       const auto expected = parts.out[static_cast<std::size_t>(r)];
@@ -387,7 +387,7 @@ class C10d final : public Transport {
       for (auto& numel : numels) numel *= static_cast<std::int64_t>(in.element_size());
       return numels;
     };
-    step.link->all_to_all(bytes_of(out), bytes_of(in), in_bytes(parts.out), in_bytes(parts.in), step.call,
+    step.link->all_to_all(as_bytes(out), as_bytes(in), in_bytes(parts.out), in_bytes(parts.in), step.call,
                           step.sequence, step.timeout);
   }
 
@@ -401,7 +401,7 @@ class C10d final : public Transport {
   static void sum_own(Step& step, const at::Tensor& out, const at::Tensor& in) {
     if (out.numel() == 0) return;
     auto parts = at::empty({in.numel()}, in.options());
-    step.all_to_all(bytes_of(parts), bytes_of(in));
+    step.all_to_all(as_bytes(parts), as_bytes(in));
     std::vector<const void*> each;
     for (int r = 0; r < step.link->size(); ++r)
       each.push_back(static_cast<const char*>(parts.const_data_ptr()) + r * static_cast<std::int64_t>(out.nbytes()));

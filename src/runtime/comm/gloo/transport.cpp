@@ -18,9 +18,8 @@ namespace zero::comm {
 namespace {
 
 using std::chrono::milliseconds;
-using Operation = MessageWork;
 
-at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
+at::Tensor bytes_between(const at::Tensor& tensor, std::int64_t begin, std::int64_t end) {
   return tensor.narrow(0, begin, end - begin).view(at::kByte);
 }
 
@@ -106,7 +105,7 @@ class Gloo : public Transport {
   std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override {
     if (size() == 1) return std::make_shared<Complete>();
     auto op = begin({"broadcast", inout.scalar_type(), inout.numel(), root});
-    const auto bytes = bytes_of(inout, 0, inout.numel());
+    const auto bytes = bytes_between(inout, 0, inout.numel());
     if (rank() != root) {
       op->receive(root, bytes);
     } else {
@@ -172,7 +171,7 @@ class Gloo : public Transport {
     return ranks;
   }
 
-  std::shared_ptr<Operation> begin(Call call) { return messenger_->begin(std::move(call)); }
+  std::shared_ptr<MessageWork> begin(Call call) { return messenger_->begin(std::move(call)); }
 
   // Starts with the next rank, so that not all ranks send to rank 0 first.
   template <class F>
@@ -188,15 +187,15 @@ class Gloo : public Transport {
     return {std::min(whole.numel(), part * owner), std::min(whole.numel(), part * (owner + 1))};
   }
 
-  static void gather_parts(Operation& op, const at::Tensor& whole, std::int64_t part, int rank, int size) {
+  static void gather_parts(MessageWork& op, const at::Tensor& whole, std::int64_t part, int rank, int size) {
     for_peers(rank, size, [&](int peer) {
       const auto [begin, end] = range(whole, part, peer);
-      op.receive(peer, bytes_of(whole, begin, end));
+      op.receive(peer, bytes_between(whole, begin, end));
     });
     const auto [begin, end] = range(whole, part, rank);
-    for_peers(rank, size, [&, begin = begin, end = end](int peer) { op.send(peer, bytes_of(whole, begin, end)); });
+    for_peers(rank, size, [&, begin = begin, end = end](int peer) { op.send(peer, bytes_between(whole, begin, end)); });
   }
-  void gather_parts(Operation& op, const at::Tensor& whole, std::int64_t part) const {
+  void gather_parts(MessageWork& op, const at::Tensor& whole, std::int64_t part) const {
     gather_parts(op, whole, part, rank(), size());
   }
 
@@ -207,11 +206,11 @@ class Gloo : public Transport {
   }
 
   // Of two ranks: the same bytes as a reduce-scatter and an all-gather, in one exchange instead of two.
-  void exchange_and_sum(Operation& op, const at::Tensor& inout) const {
+  void exchange_and_sum(MessageWork& op, const at::Tensor& inout) const {
     const int peer = 1 - rank();
     auto received = at::empty({inout.numel()}, inout.options());
-    op.receive(peer, bytes_of(received, 0, received.numel()));
-    op.send(peer, bytes_of(inout, 0, inout.numel()));
+    op.receive(peer, bytes_between(received, 0, received.numel()));
+    op.send(peer, bytes_between(inout, 0, inout.numel()));
     op.then([inout, received, first = rank() == 0] {
       const void *own = inout.const_data_ptr(), *theirs = received.const_data_ptr();
       sum(inout, first ? std::vector{own, theirs} : std::vector{theirs, own});
@@ -220,7 +219,7 @@ class Gloo : public Transport {
 
   // Sends every rank its part of `in` and receives the peers' data for this rank's part. The returned function sums
   // them into `out`, which may be that part.
-  std::function<void()> scatter_sums(Operation& op, const at::Tensor& in, std::int64_t part,
+  std::function<void()> scatter_sums(MessageWork& op, const at::Tensor& in, std::int64_t part,
                                      const at::Tensor& out) const {
     const auto numel = out.numel();
     auto received = at::empty({numel * (size() - 1)}, in.options());
@@ -233,12 +232,12 @@ class Gloo : public Transport {
         continue;
       }
       parts[r] = static_cast<const char*>(received.const_data_ptr()) + slot * static_cast<std::int64_t>(in.itemsize());
-      op.receive(r, bytes_of(received, slot, slot + numel));
+      op.receive(r, bytes_between(received, slot, slot + numel));
       slot += numel;
     }
     for_peers([&](int peer) {
       const auto [begin, end] = range(in, part, peer);
-      op.send(peer, bytes_of(in, begin, end));
+      op.send(peer, bytes_between(in, begin, end));
     });
     return [out, in, received, parts] { sum(out, parts); };
   }

@@ -35,8 +35,8 @@ struct Posted {
 };
 
 // One operation of all ranks. `posted` is written only before its rank is `here`, and read only after all are.
-struct Operation {
-  Operation(Call call, int first, int size)
+struct ThreadOperation {
+  ThreadOperation(Call call, int first, int size)
       : call(std::move(call)), first(first), posted(static_cast<std::size_t>(size)) {}
   const Call call;  // as the first rank called it
   const int first;
@@ -79,11 +79,11 @@ class World {
   World(std::shared_ptr<Run> run, const net::ProcessInfo& identity)
       : size(identity.size), run(std::move(run)), identity_(identity) {}
 
-  std::shared_ptr<Operation> post(int rank, std::uint64_t sequence, const Call& call, Posted mine) {
+  std::shared_ptr<ThreadOperation> post(int rank, std::uint64_t sequence, const Call& call, Posted mine) {
     std::lock_guard lock(run->mutex);
     if (run->failure) throw error_of(call.op, rank, sequence);
     auto& operation = operations_[sequence];
-    if (!operation) operation = std::make_shared<Operation>(call, rank, size);
+    if (!operation) operation = std::make_shared<ThreadOperation>(call, rank, size);
     if (!(operation->call == call)) {
       run->fail({-1, identity_.rank_in_run(rank),
                  base::join("got different calls, expected the same on every rank: ", name(operation->first), " calls ",
@@ -102,7 +102,7 @@ class World {
   }
 
   // Blocks until all ranks have posted.
-  void await(const Operation& operation, int rank, std::uint64_t sequence, std::chrono::milliseconds timeout) {
+  void await(const ThreadOperation& operation, int rank, std::uint64_t sequence, std::chrono::milliseconds timeout) {
     std::unique_lock lock(run->mutex);
     const auto over = [&] { return operation.come == size || run->failure || absent_for_ever(operation) >= 0; };
     if (!run->changed.wait_for(lock, timeout, over)) {
@@ -121,13 +121,13 @@ class World {
     throw error_of(operation.call.op, rank, sequence);
   }
 
-  bool would_block(const Operation& operation) {
+  bool would_block(const ThreadOperation& operation) {
     std::lock_guard lock(run->mutex);
     return operation.come < size && !run->failure && absent_for_ever(operation) < 0;
   }
 
   // A rank has finished with the operation.
-  void leave(std::uint64_t sequence, Operation& operation) {
+  void leave(std::uint64_t sequence, ThreadOperation& operation) {
     std::lock_guard lock(run->mutex);
     if (++operation.gone == size) operations_.erase(sequence);
   }
@@ -152,7 +152,7 @@ class World {
                      failure.rank);
   }
 
-  void compare_parts(Operation& operation, int teller) {
+  void compare_parts(ThreadOperation& operation, int teller) {
     if (operation.call.op != "all_to_all") return;
     for (int from = 0; from < size; ++from) {
       for (int to = 0; to < size; ++to) {
@@ -166,14 +166,14 @@ class World {
     }
   }
 
-  std::vector<int> absent_of(const Operation& operation) const {
+  std::vector<int> absent_of(const ThreadOperation& operation) const {
     std::vector<int> absent;
     for (int r = 0; r < size; ++r)
       if (!operation.posted[static_cast<std::size_t>(r)].here) absent.push_back(identity_.rank_in_run(r));
     return absent;
   }
 
-  int absent_for_ever(const Operation& operation) const {
+  int absent_for_ever(const ThreadOperation& operation) const {
     for (int r = 0; r < size; ++r)
       if (!operation.posted[static_cast<std::size_t>(r)].here &&
           run->ended[static_cast<std::size_t>(identity_.rank_in_run(r))])
@@ -182,15 +182,15 @@ class World {
   }
 
   const net::ProcessInfo identity_;  // of any rank; maps ranks to ranks of the run
-  std::unordered_map<std::uint64_t, std::shared_ptr<Operation>> operations_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<ThreadOperation>> operations_;
 };
 
 // Computes this rank's result of a complete operation.
-using Take = std::function<void(const Operation&)>;
+using Take = std::function<void(const ThreadOperation&)>;
 
 class ThreadWork final : public Work {
  public:
-  ThreadWork(std::shared_ptr<World> world, std::shared_ptr<Operation> operation, int rank, std::uint64_t sequence,
+  ThreadWork(std::shared_ptr<World> world, std::shared_ptr<ThreadOperation> operation, int rank, std::uint64_t sequence,
              std::chrono::milliseconds timeout, Take take)
       : world_(std::move(world)),
         operation_(std::move(operation)),
@@ -221,7 +221,7 @@ class ThreadWork final : public Work {
 
  private:
   const std::shared_ptr<World> world_;
-  std::shared_ptr<Operation> operation_;  // null once taken
+  std::shared_ptr<ThreadOperation> operation_;  // null once taken
   const int rank_;
   const std::uint64_t sequence_;
   const std::chrono::milliseconds timeout_;
@@ -237,7 +237,7 @@ net::ProcessInfo identity_of(int rank, int size) {
   return identity;
 }
 
-std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
+std::byte* data_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.mutable_data_ptr()); }
 
 class ThreadTransport final : public Transport {
  public:
@@ -251,9 +251,9 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<Work> all_gather(at::Tensor out, at::Tensor in, std::string_view of) override {
     const Call call{"all_gather", out.scalar_type(), out.numel(), -1, std::string(of)};
-    return begin(call, copy_of(in), [out, size = size()](const Operation& all) {
+    return begin(call, copy_of(in), [out, size = size()](const ThreadOperation& all) {
       const auto part = out.nbytes() / static_cast<std::size_t>(size);
-      auto* to = bytes_of(out);
+      auto* to = data_of(out);
       for (const auto& posted : all.posted) {
         if (part > 0) std::memcpy(to, posted.data.get(), part);
         to += part;
@@ -263,31 +263,32 @@ class ThreadTransport final : public Transport {
 
   std::shared_ptr<Work> reduce_scatter(at::Tensor out, at::Tensor in) override {
     const Call call{"reduce_scatter", in.scalar_type(), in.numel()};
-    return begin(call, copy_of(in), [out, rank = rank()](const Operation& all) {
+    return begin(call, copy_of(in), [out, rank = rank()](const ThreadOperation& all) {
       sum(out, all, out.nbytes() * static_cast<std::size_t>(rank));
     });
   }
 
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
     const Call call{"all_reduce", inout.scalar_type(), inout.numel()};
-    return begin(call, copy_of(inout), [inout](const Operation& all) { sum(inout, all, 0); });
+    return begin(call, copy_of(inout), [inout](const ThreadOperation& all) { sum(inout, all, 0); });
   }
 
   std::shared_ptr<Work> broadcast(at::Tensor inout, int root) override {
     const Call call{"broadcast", inout.scalar_type(), inout.numel(), root};
-    return begin(call, rank() == root ? copy_of(inout) : Posted{}, [inout, root, rank = rank()](const Operation& all) {
-      if (rank == root || inout.numel() == 0) return;
-      std::memcpy(bytes_of(inout), all.posted[static_cast<std::size_t>(root)].data.get(), inout.nbytes());
-    });
+    return begin(call, rank() == root ? copy_of(inout) : Posted{},
+                 [inout, root, rank = rank()](const ThreadOperation& all) {
+                   if (rank == root || inout.numel() == 0) return;
+                   std::memcpy(data_of(inout), all.posted[static_cast<std::size_t>(root)].data.get(), inout.nbytes());
+                 });
   }
 
   std::shared_ptr<Work> all_to_all(at::Tensor out, at::Tensor in, Parts parts) override {
     const auto call = parts.call(in);
     auto mine = copy_of(in);
     mine.parts = std::move(parts);
-    return begin(call, std::move(mine), [out, rank = rank()](const Operation& all) {
+    return begin(call, std::move(mine), [out, rank = rank()](const ThreadOperation& all) {
       const auto width = out.element_size();
-      auto* to = bytes_of(out);
+      auto* to = data_of(out);
       for (const auto& posted : all.posted) {
         const auto& numels = posted.parts.in;
         const auto before = std::accumulate(numels.begin(), numels.begin() + rank, std::int64_t{0});
@@ -302,7 +303,7 @@ class ThreadTransport final : public Transport {
     std::vector<std::string> messages;
     Posted posted;
     posted.message = mine;
-    begin({"all_gather_bytes"}, std::move(posted), [&messages](const Operation& all) {
+    begin({"all_gather_bytes"}, std::move(posted), [&messages](const ThreadOperation& all) {
       for (const auto& p : all.posted) messages.push_back(p.message);
     })->wait();
     return messages;
@@ -345,7 +346,7 @@ class ThreadTransport final : public Transport {
   }
 
   // out = the sum over ranks of the data posted from byte `offset` on.
-  static void sum(const at::Tensor& out, const Operation& all, std::size_t offset) {
+  static void sum(const at::Tensor& out, const ThreadOperation& all, std::size_t offset) {
     std::vector<const void*> parts;
     for (const auto& posted : all.posted) parts.push_back(posted.data.get() + offset);
     const auto dtype = sum_dtype(out.scalar_type());

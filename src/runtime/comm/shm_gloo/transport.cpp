@@ -29,13 +29,13 @@ namespace {
 using std::chrono::milliseconds;
 
 // Up to this size, every rank computes the whole sum of an all_reduce: one network wait instead of two.
-constexpr std::size_t kOnePhaseBytes = 16 << 10;
+constexpr std::size_t kOnePhaseHostBytes = 16 << 10;
 // Added to timeouts inside a host, so that late ranks are first detected between hosts, where all ranks can be queried.
 constexpr milliseconds kLonger{10000};
 // A report of a death and the break of a connection arrive independently.
-constexpr milliseconds kGrace{3000};
+constexpr milliseconds kHostsGrace{3000};
 // How long the destructor waits for this rank's own collectives.
-constexpr milliseconds kFarewell{2000};
+constexpr milliseconds kHostsFarewell{2000};
 
 at::Tensor bytes_of(const at::Tensor& tensor, std::int64_t begin, std::int64_t numel) {
   return tensor.narrow(0, begin, numel).view(at::kByte);
@@ -75,12 +75,12 @@ class ShmGloo final : public Transport {
   }
 
   ~ShmGloo() override {
-    if (!thread_.idle_within(kFarewell)) {
+    if (!thread_.idle_within(kHostsFarewell)) {
       // Some rank never called this collective: only an abort cancels its messages.
       const auto text = base::join("[comm::shm+gloo] the communicator of rank ", rank(), " ended in a collective");
       messenger_->abort(rank_in_run(), text);
     }
-    thread_.idle_within(kFarewell);
+    thread_.idle_within(kHostsFarewell);
     messenger_->on_failure(nullptr);
   }
 
@@ -130,7 +130,7 @@ class ShmGloo final : public Transport {
   std::shared_ptr<Work> all_reduce(at::Tensor inout) override {
     const Call call{"all_reduce", inout.scalar_type(), inout.numel(), -1};
     auto work = messenger_->begin(call);
-    if (inout.nbytes() <= kOnePhaseBytes) return start([this, work, inout] { sum_all(*work, inout); });
+    if (inout.nbytes() <= kOnePhaseHostBytes) return start([this, work, inout] { sum_all(*work, inout); });
     auto second = messenger_->begin(call);
     return start([this, work, second, inout] {
       const auto part = (inout.numel() + size() - 1) / size();
@@ -220,7 +220,7 @@ class ShmGloo final : public Transport {
         job();
       } catch (const CommError& error) {
         // The first failure that any rank detected is reported by all.
-        auto cause = messenger_->watch().cause(kGrace);
+        auto cause = messenger_->watch().cause(kHostsGrace);
         if (!cause) {
           messenger_->abort(error.rank(), error.what());
           cause = PeerFailure{error.rank(), error.what()};
