@@ -22,6 +22,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace activations_bench {
 namespace {
 
 using Tier = MemoryReport::Tier;
@@ -127,8 +128,10 @@ void declare(Command& c, Plan& p) {
 }
 
 }  // namespace
+}  // namespace activations_bench
 
 int bench_activations(int argc, char** argv) {
+  using namespace activations_bench;
   Plan plan;
   plan.choice.shape = {.layers = 8, .hidden = 128, .heads = 4, .sequence = 128, .vocabulary = 256};
   Command command("bench activations", "the largest batch within a memory budget, by storage of activations",

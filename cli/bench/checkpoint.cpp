@@ -16,6 +16,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace checkpoint_bench {
 namespace {
 
 constexpr const char* kCheckpointName = "bench checkpoint";
@@ -169,8 +170,10 @@ class CheckpointFolder {
 };
 
 }  // namespace
+}  // namespace checkpoint_bench
 
 int bench_checkpoint(int argc, char** argv) {
+  using namespace checkpoint_bench;
   CheckpointSetup setup;
   Command command(kCheckpointName, "time, memory and bytes of saves and loads", "[options]",
                   "  zero bench checkpoint --dir /mnt/data --model gpt2 --world 2 --load-worlds 1,2,8\n");
@@ -219,6 +222,7 @@ int bench_checkpoint(int argc, char** argv) {
 }
 
 int bench_checkpoint_rank(int argc, char** argv) {
+  using namespace checkpoint_bench;
   const auto task = RankTask::from("checkpoint-rank", argc, argv);
   const auto comm = Communicator::from_env();
   const auto result = measure_checkpoint(CheckpointTask::from(task.task), comm);

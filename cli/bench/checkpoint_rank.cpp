@@ -26,6 +26,7 @@
 #include "cli/support/pss.h"
 
 namespace zero::cli {
+namespace checkpoint_rank_bench {
 namespace {
 
 constexpr const char* kTag = "measured";
@@ -260,8 +261,10 @@ class Run {
 };
 
 }  // namespace
+}  // namespace checkpoint_rank_bench
 
 Json CheckpointTask::json() const {
+  using namespace checkpoint_rank_bench;
   return {{"what", what},
           {"folder", folder},
           {"recipe", recipe},
@@ -279,6 +282,7 @@ Json CheckpointTask::json() const {
 }
 
 CheckpointTask CheckpointTask::from(const Json& json) {
+  using namespace checkpoint_rank_bench;
   CheckpointTask task;
   json.at("what").get_to(task.what);
   json.at("folder").get_to(task.folder);
@@ -300,6 +304,7 @@ CheckpointTask CheckpointTask::from(const Json& json) {
 }
 
 Json measure_checkpoint(const CheckpointTask& task, const std::shared_ptr<Communicator>& comm) {
+  using namespace checkpoint_rank_bench;
   if (task.what == "disk") return measure_disk(task, *comm);
   at::set_num_threads(static_cast<int>(task.threads));
   Run run(task, comm);

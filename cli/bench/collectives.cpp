@@ -24,6 +24,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace collectives_bench {
 namespace {
 
 constexpr const char* kName = "bench collectives";
@@ -262,8 +263,10 @@ std::string text_of(const Setup& setup, const std::vector<Row>& rows, const std:
 }
 
 }  // namespace
+}  // namespace collectives_bench
 
 int bench_collectives(int argc, char** argv) {
+  using namespace collectives_bench;
   Setup setup;
   Command command(kName, "time of collectives by size and transport, compared with memcpy; all results are checked",
                   "[options]", "  zero bench collectives --operations all_gather --largest 16777216\n");
@@ -324,6 +327,7 @@ int bench_collectives(int argc, char** argv) {
 }
 
 int bench_collectives_rank(int argc, char** argv) {
+  using namespace collectives_bench;
   const auto task = RankTask::from("collectives-rank", argc, argv);
   const auto comm = Communicator::from_env();
   const auto result = measure_rows(task.task, *comm);

@@ -16,6 +16,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace experts_bench {
 namespace {
 
 constexpr const char* kName = "bench experts";
@@ -204,8 +205,10 @@ std::string text_of(const Setup& setup, const std::vector<Series>& all, std::siz
 }
 
 }  // namespace
+}  // namespace experts_bench
 
 int bench_experts(int argc, char** argv) {
+  using namespace experts_bench;
   Setup setup;
   Command command(kName, "time and traffic of a training step of layers with experts, by expert-parallel ranks",
                   "[options]",
@@ -251,6 +254,7 @@ int bench_experts(int argc, char** argv) {
 }
 
 int bench_experts_rank(int argc, char** argv) {
+  using namespace experts_bench;
   const auto task = RankTask::from("experts-rank", argc, argv);
   const auto comm = Communicator::from_env();
   const auto result = measure_experts(ExpertsTask::from(task.task), comm);

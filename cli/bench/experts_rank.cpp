@@ -18,6 +18,7 @@
 #include "cli/support/pss.h"
 
 namespace zero::cli {
+namespace experts_rank_bench {
 namespace {
 
 constexpr std::uint64_t kSeed = 1;
@@ -181,8 +182,10 @@ Options options_of(const ExpertsTask& task) {
 }
 
 }  // namespace
+}  // namespace experts_rank_bench
 
 Json ExpertsTask::json() const {
+  using namespace experts_rank_bench;
   return {{"recipe", recipe}, {"stage", stage},     {"ep", ep},         {"steps", steps},
           {"warmup", warmup}, {"threads", threads}, {"layers", layers}, {"hidden", hidden},
           {"inner", inner},   {"experts", experts}, {"top_k", top_k},   {"tokens", tokens},
@@ -190,6 +193,7 @@ Json ExpertsTask::json() const {
 }
 
 ExpertsTask ExpertsTask::from(const Json& json) {
+  using namespace experts_rank_bench;
   ExpertsTask task;
   json.at("recipe").get_to(task.recipe);
   for (const auto& [name, field] :
@@ -213,6 +217,7 @@ ExpertsTask ExpertsTask::from(const Json& json) {
 }
 
 Json measure_experts(const ExpertsTask& task, const std::shared_ptr<Communicator>& comm) {
+  using namespace experts_rank_bench;
   at::set_num_threads(static_cast<int>(task.threads));
   const auto options = options_of(task);
   comm->barrier();

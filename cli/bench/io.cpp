@@ -20,6 +20,7 @@
 #include "storage/storage_file.h"
 
 namespace zero::cli {
+namespace io_bench {
 namespace {
 
 constexpr const char* kName = "bench io";
@@ -172,8 +173,10 @@ void declare(Command& c, Setup& s) {
 }
 
 }  // namespace
+}  // namespace io_bench
 
 int bench_io(int argc, char** argv) {
+  using namespace io_bench;
   Setup setup;
   Command command(kName, "speed of offload files by request size and depth; all data read is checked", "[options]",
                   "  zero bench io --path /mnt/nvme --fio\n");

@@ -22,6 +22,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace optimizer_bench {
 namespace {
 
 constexpr const char* kName = "bench optimizer";
@@ -267,8 +268,10 @@ std::string text_of(const Setup& setup, const std::vector<Series>& all, std::siz
 }
 
 }  // namespace
+}  // namespace optimizer_bench
 
 int bench_optimizer(int argc, char** argv) {
+  using namespace optimizer_bench;
   Setup setup;
   Command command(kName, "time of one optimizer update on flat memory, compared with a triad; all elements are checked",
                   "[options]", "  zero bench optimizer --elements 128e6 --threads 1,2 --rules adamw,lion\n");

@@ -22,6 +22,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace profile_bench {
 namespace {
 
 constexpr const char* kName = "bench profile";
@@ -183,8 +184,10 @@ std::string text_of(const Found& found, const Setup& setup) {
 }
 
 }  // namespace
+}  // namespace profile_bench
 
 int bench_profile(int argc, char** argv) {
+  using namespace profile_bench;
   Setup setup;
   Command command(kName, "the speeds of this machine's CPUs, for `zero plan --profile`; about three minutes",
                   "[options]", "  zero bench profile --out this-machine.json\n");
@@ -251,6 +254,7 @@ int bench_profile(int argc, char** argv) {
 }
 
 int bench_profile_rank(int argc, char** argv) {
+  using namespace profile_bench;
   const auto task = RankTask::from("profile-rank", argc, argv);
   const auto comm = Communicator::from_env();
   Json results = Json::array();

@@ -24,6 +24,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace stages_bench {
 namespace {
 
 struct Setup {
@@ -186,8 +187,10 @@ void declare(Command& c, Setup& s) {
 }
 
 }  // namespace
+}  // namespace stages_bench
 
 int bench_stages(int argc, char** argv) {
+  using namespace stages_bench;
   Setup setup;
   Command command("bench stages", "memory by phase, time, bytes sent and the result of ZeRO stages 0 to 3 on one GPT",
                   "[options]", "  zero bench stages --world 2 --recipes fp32,bf16 --iterations 20\n");

@@ -26,6 +26,7 @@
 #include "report/text/text.h"
 
 namespace zero::cli {
+namespace step_bench {
 namespace {
 
 constexpr const char* kName = "bench step";
@@ -406,8 +407,10 @@ std::string text_of(const Setup& setup, const models::GptConfig& gpt, const std:
 }
 
 }  // namespace
+}  // namespace step_bench
 
 int bench_step(int argc, char** argv) {
+  using namespace step_bench;
   Setup setup;
   setup.choice.models += "; with --no-compute also llama-15m, llama-42m, llama-110m and larger ones";
   setup.choice.shape = {.layers = 8, .hidden = 512, .heads = 8, .sequence = 128, .vocabulary = 8192};
@@ -474,6 +477,7 @@ int bench_step(int argc, char** argv) {
 }
 
 int bench_step_rank(int argc, char** argv) {
+  using namespace step_bench;
   const auto task = RankTask::from("step-rank", argc, argv);
   const auto comm = Communicator::from_env();
   const auto result = measure_step(StepTask::from(task.task), comm);

@@ -27,6 +27,7 @@
 #include "models/llama.h"
 
 namespace zero::cli {
+namespace step_rank_bench {
 namespace {
 
 constexpr std::uint64_t kDataSeed = 1;
@@ -366,8 +367,10 @@ Json compute(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
 }
 
 }  // namespace
+}  // namespace step_rank_bench
 
 Json StepTask::json() const {
+  using namespace step_rank_bench;
   return {{"recipe", recipe},
           {"on_gpu", on_gpu},
           {"stage", stage},
@@ -384,6 +387,7 @@ Json StepTask::json() const {
 }
 
 StepTask StepTask::from(const Json& json) {
+  using namespace step_rank_bench;
   StepTask task;
   json.at("recipe").get_to(task.recipe);
   json.at("on_gpu").get_to(task.on_gpu);
@@ -405,6 +409,7 @@ StepTask StepTask::from(const Json& json) {
 }
 
 Options options_of(const StepTask& task) {
+  using namespace step_rank_bench;
   Json config = {
       {"train_micro_batch_size_per_gpu", task.batch},
       {"gradient_clipping", kClipping},
@@ -426,6 +431,7 @@ Options options_of(const StepTask& task) {
 }
 
 Json measure_step(const StepTask& task, const std::shared_ptr<Communicator>& ranks) {
+  using namespace step_rank_bench;
   at::set_num_threads(static_cast<int>(task.threads));
   const auto comm = task.alone_of > 0 ? fake_communicator(0, static_cast<int>(task.alone_of)) : ranks;
   return task.stage == StepTask::kCompute ? compute(task, comm) : training(task, comm);
