@@ -47,8 +47,8 @@ class RmsNormPass : public torch::autograd::Function<RmsNormPass> {
     at::Tensor y = at::empty_like(x), scales = at::empty({rows}, w.options());
     by_type(x, [&]<class T>(T) {
       at::parallel_for(0, rows, grain(width), [&](std::int64_t begin, std::int64_t end) {
-        fused_loops::norm(in<T>(x) + begin * width, in<float>(w), out<T>(y) + begin * width, out<float>(scales) + begin, end - begin,
-             width, static_cast<float>(epsilon));
+        fused_loops::norm(in<T>(x) + begin * width, in<float>(w), out<T>(y) + begin * width, out<float>(scales) + begin,
+                          end - begin, width, static_cast<float>(epsilon));
       });
     });
     context->save_for_backward({x, weight, scales});
@@ -69,8 +69,9 @@ class RmsNormPass : public torch::autograd::Function<RmsNormPass> {
       at::parallel_for(0, parts, 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t part = begin; part < end; ++part) {
           const std::int64_t first = part * kPart, count = std::min(kPart, rows - first);
-          fused_loops::norm_backward(in<T>(dy) + first * width, in<T>(x) + first * width, in<float>(w), in<float>(scales) + first,
-                        out<T>(dx) + first * width, out<float>(dw) + part * width, count, width);
+          fused_loops::norm_backward(in<T>(dy) + first * width, in<T>(x) + first * width, in<float>(w),
+                                     in<float>(scales) + first, out<T>(dx) + first * width,
+                                     out<float>(dw) + part * width, count, width);
         }
       });
     });
@@ -88,7 +89,8 @@ at::Tensor turned_by(const at::Tensor& x, const at::Tensor& cos, const at::Tenso
     at::parallel_for(0, ordered.size(0) * time, grain(heads * width), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         const std::int64_t angle = (batched ? row : row % time) * width, at = row * heads * width;
-        fused_loops::turned(in<T>(ordered) + at, in<T>(c) + angle, in<T>(s) + angle, out<T>(y) + at, heads, width, sign);
+        fused_loops::turned(in<T>(ordered) + at, in<T>(c) + angle, in<T>(s) + angle, out<T>(y) + at, heads, width,
+                            sign);
       }
     });
   });
@@ -129,8 +131,8 @@ class GatePass : public torch::autograd::Function<GatePass> {
     at::Tensor dg = at::empty_like(g), du = at::empty_like(u);
     by_type(g, [&]<class T>(T) {
       at::parallel_for(0, g.numel(), grain(1), [&](std::int64_t begin, std::int64_t end) {
-        fused_loops::gated_backward(in<T>(dy) + begin, in<T>(g) + begin, in<T>(u) + begin, out<T>(dg) + begin, out<T>(du) + begin,
-                       end - begin);
+        fused_loops::gated_backward(in<T>(dy) + begin, in<T>(g) + begin, in<T>(u) + begin, out<T>(dg) + begin,
+                                    out<T>(du) + begin, end - begin);
       });
     });
     return {dg, du};
