@@ -181,7 +181,7 @@ function(zero_test_file name)
   target_sources(${ARG_PROGRAM} PRIVATE ${file})
   get_property(files GLOBAL PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM})
   list(LENGTH files group)
-  math(EXPR group "${group} / 5")
+  math(EXPR group "${group} / 8")
   set_property(GLOBAL APPEND PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM} ${file})
   set_source_files_properties(${file} TARGET_DIRECTORY ${ARG_PROGRAM} PROPERTIES UNITY_GROUP tests_${group})
   # Sources shared by files of one program are compiled and linked once.
