@@ -4,10 +4,13 @@
 #       A program of tests. TORCH: with the precompiled torch and GoogleTest headers. LAYERS: it links zero_core and the
 #       objects of those runtime layers; else zero_static (TORCH) or zero_core. Never both: statics would exist
 #       twice. SOURCES hold no tests.
-#   zero_test_file(name PROGRAM program FILE file LABELS ... [TIMEOUT s] [SOURCES ...] [LIBS ...] [NEEDS ...])
+#   zero_test_file(name PROGRAM program FILE file LABELS ... [NIGHTLY patterns] [MATRIX patterns] [TIMEOUT s] [SOURCES ...] [LIBS ...] [NEEDS ...])
 #       Adds a source file to a program, and an entry `name` that runs its cases: the names of its suites are read here, at
 #       configure time, and passed as --gtest_filter. SOURCES go into the program once, however many files name them; NEEDS
 #       are targets that have to be built first.
+#       NIGHTLY: what these patterns of GoogleTest choose runs in an entry of its own, name_nightly, with the label nightly.
+#       MATRIX: cases that run there whole and here in part (tests/support/nightly.h). With nightly among its LABELS the
+#       whole file runs at night: it goes into a program program_nightly, which script/test does not build.
 #   zero_test_entries()   at the end: writes tests/entries.txt of the build folder, a line an entry: name, program, filter.
 #
 # Files of tests are compiled several at once (ZERO_UNITY): what a file declares is in a namespace that ends in the file's
@@ -18,7 +21,7 @@
 find_package(GTest QUIET)
 set(ZERO_TESTS_WITHOUT "" CACHE STRING "Cases that no entry runs: patterns of GoogleTest with colons between them")
 option(ZERO_TEST_FILES_ALONE "A program for each file of tests: a few of them are built sooner, all of them later" OFF)
-set(ZERO_TEST_LABELS unit dist parity fault cli gpu slow)
+set(ZERO_TEST_LABELS unit dist parity fault cli gpu nightly)
 
 # One precompiled header for the tests that know torch, and one for those that do not.
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns a precompiled header of the tests.\n")
@@ -60,10 +63,10 @@ function(zero_use_test target torch)
 endfunction()
 
 function(zero_test_program name)
-  if(ZERO_TEST_FILES_ALONE)
-    set_property(GLOBAL PROPERTY ZERO_TEST_PROGRAM_${name} ${ARGN})
-  else()
+  set_property(GLOBAL PROPERTY ZERO_TEST_PROGRAM_${name} ${ARGN})
+  if(NOT ZERO_TEST_FILES_ALONE)
     zero_make_test_program(${name} ${ARGN})
+    add_dependencies(gate ${name})
   endif()
 endfunction()
 
@@ -155,7 +158,7 @@ function(zero_suites_of file entry program result)
 endfunction()
 
 function(zero_test_file name)
-  cmake_parse_arguments(ARG "" "PROGRAM;FILE;TIMEOUT" "LABELS;SOURCES;LIBS;NEEDS" ${ARGN})
+  cmake_parse_arguments(ARG "" "PROGRAM;FILE;TIMEOUT;NIGHTLY;MATRIX" "LABELS;SOURCES;LIBS;NEEDS" ${ARGN})
   foreach(label ${ARG_LABELS})
     if(NOT label IN_LIST ZERO_TEST_LABELS)
       message(FATAL_ERROR "${name}: label ${label}, expected of ${ZERO_TEST_LABELS}")
@@ -170,10 +173,14 @@ function(zero_test_file name)
   if(ZERO_SANITIZE)  # sanitized code is 5 to 20 times slower
     math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 10")
   endif()
+  get_property(settings GLOBAL PROPERTY ZERO_TEST_PROGRAM_${ARG_PROGRAM})
   if(ZERO_TEST_FILES_ALONE)
-    get_property(settings GLOBAL PROPERTY ZERO_TEST_PROGRAM_${ARG_PROGRAM})
     set(ARG_PROGRAM ${name})
-    zero_make_test_program(${name} ${settings})
+  elseif("nightly" IN_LIST ARG_LABELS)
+    string(APPEND ARG_PROGRAM _nightly)
+  endif()
+  if(NOT TARGET ${ARG_PROGRAM})
+    zero_make_test_program(${ARG_PROGRAM} ${settings})
   endif()
   get_filename_component(file ${ARG_FILE} ABSOLUTE BASE_DIR ${PROJECT_SOURCE_DIR}/tests)
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
@@ -201,17 +208,34 @@ function(zero_test_file name)
       add_dependencies(${ARG_PROGRAM} ${target})
     endif()
   endforeach()
-  set_property(GLOBAL APPEND_STRING PROPERTY ZERO_TEST_ENTRIES "${name}\t${ARG_PROGRAM}\t${filter}\n")
+  set(night ${ARG_NIGHTLY} ${ARG_MATRIX})
+  if(night)
+    list(JOIN night ":" night)
+    zero_test_entry(${name}_nightly ${ARG_PROGRAM} "${night}" "" ${ARG_TIMEOUT} "${ARG_LABELS};nightly")
+  endif()
+  zero_test_entry(${name} ${ARG_PROGRAM} "${filter}" "${ARG_NIGHTLY}" ${ARG_TIMEOUT} "${ARG_LABELS}")
+endfunction()
+
+# An entry for the cases that `filter` chooses and `without` does not.
+function(zero_test_entry name program filter without timeout labels)
+  if(without)
+    string(APPEND filter "-${without}")
+  endif()
+  set_property(GLOBAL APPEND_STRING PROPERTY ZERO_TEST_ENTRIES "${name}\t${program}\t${filter}\n")
   if(ZERO_TESTS_WITHOUT)
-    string(APPEND filter "-${ZERO_TESTS_WITHOUT}")
+    if(without)
+      string(APPEND filter ":${ZERO_TESTS_WITHOUT}")
+    else()
+      string(APPEND filter "-${ZERO_TESTS_WITHOUT}")
+    endif()
   endif()
-  add_test(NAME ${name} COMMAND ${ARG_PROGRAM} --gtest_filter=${filter})
+  add_test(NAME ${name} COMMAND ${program} --gtest_filter=${filter})
   # What each case came to, for script/case-results.
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
-    ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml)
-  if("slow" IN_LIST ARG_LABELS)  # started first, so that no core waits for the last one
-    set_tests_properties(${name} PROPERTIES COST 100)
+  set(variables GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml)
+  if("nightly" IN_LIST labels)
+    list(APPEND variables ZERO_NIGHTLY=1)
   endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${timeout} LABELS "${labels}" ENVIRONMENT "${variables}")
 endfunction()
 
 function(zero_test_entries)

@@ -1,5 +1,7 @@
-# Every file of tests runs: one that no entry of ctest names would never fail.
+# Every file of tests runs: one that no entry of ctest names would never fail. And script/check names only tests that exist.
 #   unregistered_test.py CTEST BUILD SOURCES [--python]     --python: the build has the Python package's tests
+import importlib.machinery
+import importlib.util
 import json
 import re
 import subprocess
@@ -23,7 +25,19 @@ if "--python" in sys.argv[4:]:
     package = list((sources / "python" / "tests").rglob("test_*.py"))
     programs += package
     missing += [path for path in package if str(path) not in run]
+# What script/check would run exists.
+loader = importlib.machinery.SourceFileLoader("check", str(sources / "script" / "check"))
+check = importlib.util.module_from_spec(importlib.util.spec_from_loader("check", loader))
+loader.exec_module(check)
+entry = re.compile(r"(?:zero_test_file\(|add_test\(NAME )(\w+)")
+known = {name for folder in ("tests", "examples") for path in (sources / folder).rglob("CMakeLists.txt")
+         for name in entry.findall(path.read_text())}
+known |= {f"python_{path.stem.removeprefix('test_')}_test" for path in (sources / "python" / "tests").glob("test_*.py")}
+rows = {word for row in (check.ALWAYS, *check.ROWS.values()) for word in row}
+unknown = {word for word in rows if not (word == "*" or word in known or (sources / "tests" / "unit" / word).is_dir())}
+for word in sorted(unknown):
+    print(f"script/check names {word}, which is no entry of ctest and no folder of tests/unit")
 for path in sorted(missing):
     print(f"{path.relative_to(sources)} is in no entry of ctest")
 print(f"{len(wanted) + len(programs)} files of tests, {len(missing)} without an entry")
-sys.exit(1 if missing or not wanted else 0)
+sys.exit(1 if missing or unknown or not wanted else 0)

@@ -14,7 +14,14 @@ import pytest
 import torch
 
 REPOSITORY = Path(__file__).parents[2]
+
+
 torch.set_num_threads(1)
+
+
+def nightly(value: Any) -> Any:
+    """A value of `parametrize` that script/test leaves to script/nightly."""
+    return pytest.param(value, marks=pytest.mark.nightly)
 
 
 def config(stage: int = 3, **more: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Programs, find_zero
 
+pytestmark = pytest.mark.nightly
 # 1.6 M parameters: what a rank keeps of them is far above the pages that come and go with the interpreter.
 SIZE = "--layers 2 --hidden 256 --heads 2 --vocabulary 64 --sequence 16 --batch 2 --steps 4 --warmup 1".split()
 BYTES_OF_STATES = 16  # per element: fp32 parameter, gradient, two moments

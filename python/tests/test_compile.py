@@ -4,6 +4,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,18 +77,25 @@ PROGRAM = """
 """
 
 
-def test_stages_agree_at_two_ranks(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("how", "recipe"),
+    [("whole", {}), ("units", {}), ("units", {"bf16": {"enabled": True}}),
+     ("units", {"fp16": {"enabled": True, "initial_scale_power": 8}})],
+)
+def test_stages_agree_at_two_ranks(
+    how: str, recipe: dict[str, Any], programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whole models, and units in three recipes. A graph of one unit unshards that unit; the next one is prefetched."""
     monkeypatch.setenv("ZERO_TRANSPORT", "gloo")  # over shared memory, shards are read in place, without gather buffers
-    body = """
+    body = f"""
+    how, recipe = {how!r}, {recipe!r}
     whole = sum(p.numel() * 4 for p in make().parameters())
-    bf16, fp16 = {"bf16": {"enabled": True}}, {"fp16": {"enabled": True, "initial_scale_power": 8}}
-    for how, recipe in (("whole", {}), ("units", {}), ("units", bf16), ("units", fp16)):
-        found = [train(stage, how, recipe) for stage in (0, 1, 2, 3)]
-        assert len({(digest, tuple(losses)) for digest, losses, _ in found}) == 1, (how, recipe, found)
-        if not recipe:
-            gathered = found[-1][2]
-            assert gathered >= whole if how == "whole" else 0 < gathered <= whole / 2, (how, gathered, whole)
+    found = [train(stage, how, recipe) for stage in (0, 1, 2, 3)]
+    assert len({{(digest, tuple(losses)) for digest, losses, _ in found}}) == 1, found
+    if not recipe:
+        gathered = found[-1][2]
+        assert gathered >= whole if how == "whole" else 0 < gathered <= whole / 2, (gathered, whole)
     """
     programs.ranks(PROGRAM + body)
 
@@ -114,6 +122,7 @@ def test_losses_are_those_of_a_plain_compiled_loop(programs: Programs) -> None:
     programs.run(PROGRAM + body)
 
 
+@pytest.mark.nightly
 def test_a_frozen_unit_is_read_in_training(programs: Programs) -> None:
     """Its graph needs no gradient. Read first, it would be taken for an evaluation that lacks the delayed update."""
     body = """
@@ -177,6 +186,7 @@ def test_deepspeed_engines_compile_their_units_once() -> None:
     engine.load_module_state_dict({"module": network(2).state_dict()})
 
 
+@pytest.mark.nightly
 def test_inductor_may_be_imported_before_libzero(programs: Programs) -> None:
     """At a released parameter's address nothing can be read, so this also shows that graphs are wrapped."""
     program = programs.write("""

@@ -60,12 +60,14 @@ def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[st
     compare(observed[case], theirs, case)
 
 
+@pytest.mark.nightly
 def test_unit_tests_in_deepspeeds_pattern_pass_on_every_rank(tmp_path: Path) -> None:
     words = ["-q", "-p", "no:cacheprovider", "--confcutdir", str(tmp_path), str(HERE / "deepspeed_unit.py")]
     out = under_the_runner(tmp_path, "--no_local_rank", "--module", "pytest", *words)
     assert out.count("12 passed") == 2, out
 
 
+@pytest.mark.nightly
 def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     for package in ("transformers", "accelerate"):
         pytest.importorskip(package)
@@ -74,6 +76,7 @@ def test_the_trainer_of_hugging_face(tmp_path: Path) -> None:
     compare(json.loads((tmp_path / "seen.json").read_text()), RECORD["huggingface"], "huggingface")
 
 
+@pytest.mark.nightly
 def test_embeddings_of_a_model_loaded_at_stage_3_are_resized(programs: Programs) -> None:
     pytest.importorskip("transformers")
     out = programs.run("""
@@ -686,6 +689,7 @@ def test_no_sync_accumulates_below_stage_2() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.nightly
 def test_no_thread_of_the_process_group_outlives_the_program(programs: Programs) -> None:
     """One that did could need the GIL at the interpreter's end, which aborts the process."""
     out = programs.ranks("""

@@ -273,6 +273,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return seen
 
 
+@pytest.mark.nightly
 def test_every_combination_of_the_tutorials_options_trains(pictures: dict[str, Any]) -> None:
     assert len(pictures) == 3 * 4 * 3 + 7 * 2 + 2
     for words, seen in pictures.items():
@@ -282,6 +283,7 @@ def test_every_combination_of_the_tutorials_options_trains(pictures: dict[str, A
             assert [rates[-1] for rates in seen["rates"]] == pytest.approx(log), words
 
 
+@pytest.mark.nightly
 def test_groups_for_experts_with_the_numbers_of_the_block_change_nothing(pictures: dict[str, Any]) -> None:
     pairs = [words for words in pictures if "--moe-param-group" in words and "--rate" not in words]
     assert len(pairs) == 12 + 7
@@ -532,6 +534,7 @@ def test_a_second_backward_without_a_step_is_told_the_form() -> None:
     one_step(engine, 1)
 
 
+@pytest.mark.nightly
 def test_an_error_that_nobody_catches_ends_with_its_code(programs: Programs) -> None:
     for text, code in (
         ("libzero.Options({'stage': 2})", 2),

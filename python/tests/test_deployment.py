@@ -101,12 +101,14 @@ def as_tried(command: list[str], more: list[str]) -> list[str]:
 
 
 # ---- torchrun ----
+@pytest.mark.nightly
 def test_torchrun_on_one_host(environment: dict[str, str], expected: Callable[[int], str]) -> None:
     (command,) = [text for text in page_commands("torchrun") if "--standalone" in text]
     words = as_tried(shlex.split(command), [])
     assert on_all([words], [environment]) == expected(2) + "\n"
 
 
+@pytest.mark.nightly
 def test_torchrun_on_two_hosts(
     environment: dict[str, str], expected: Callable[[int], str], tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_torchrun_on_two_hosts(
 
 
 # ---- Slurm ----
+@pytest.mark.nightly
 def test_the_slurm_job_starts_ranks(
     environment: dict[str, str], expected: Callable[[int], str], tmp_path: Path
 ) -> None:
@@ -192,6 +195,7 @@ def test_the_names_that_the_operator_looks_for() -> None:
     assert elastic["minReplicas"] == elastic["maxReplicas"] == workers
 
 
+@pytest.mark.nightly
 def test_the_pods_of_the_job_train(
     environment: dict[str, str], expected: Callable[[int], str], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def text(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.nightly
 def test_gpt2_with_a_file_and_with_the_dictionary(tmp_path: Path, text: str) -> None:
     pytest.importorskip("transformers")
     words = [str(EXAMPLES / "finetune_gpt2.py"), "--text", text, "--steps", "30", "--layers", "1", "--width", "32"]
@@ -66,6 +67,7 @@ def test_gpt2_with_a_file_and_with_the_dictionary(tmp_path: Path, text: str) -> 
     assert float(lines[-1][2]) == pytest.approx(3e-5 * warmed, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_gpt2_continues_from_a_checkpoint_with_the_same_bits(programs: Programs, text: str) -> None:
     pytest.importorskip("transformers")
     out = programs.run(f"""
@@ -110,6 +112,7 @@ def test_gpt2_continues_from_a_checkpoint_with_the_same_bits(programs: Programs,
 
 
 # ---- cifar10.py ----
+@pytest.mark.nightly
 def test_the_network_learns_the_drawn_pictures(programs: Programs) -> None:
     out = run(programs, "cifar10.py", "--epochs", "2", "--stage", "2", "--batch-size", "64", "--lr", "0.002")
     found = re.search(r"accuracy ([\d.]+) %", out)
@@ -118,6 +121,7 @@ def test_the_network_learns_the_drawn_pictures(programs: Programs) -> None:
     assert len(of) == 10 and sum(of) == 2000  # both ranks' shares
 
 
+@pytest.mark.nightly
 def test_the_network_with_experts_has_one_loss_curve(programs: Programs) -> None:
     short = ["--epochs", "1", "--pictures", "640", "--log-interval", "5", "--moe"]
     kinds = [
@@ -259,6 +263,7 @@ def test_wrong_arguments_are_errors_that_say_what_to_do(
 
 
 # ---- memory ----
+@pytest.mark.nightly
 def test_the_memory_of_each_stage_is_that_of_the_formulas(programs: Programs) -> None:
     pytest.importorskip("transformers")
     found = json_of(run(programs, "memory_per_stage.py", "--layers", "2", "--iterations", "2", "--json"))
@@ -280,6 +285,7 @@ def test_the_memory_of_each_stage_is_that_of_the_formulas(programs: Programs) ->
         assert [size / case["parameters"] for size in case["host"]] == pytest.approx([host] * 4, abs=0.05), name
 
 
+@pytest.mark.nightly
 def test_ddp_leaves_the_budget_first(programs: Programs, tmp_path: Path) -> None:
     words = ["--widths", "256", "320", "--layers", "1", "--steps", "1", "--budget", "35", "--json"]
     out = run(programs, "ddp_vs_zero.py", *words, "--svg", str(tmp_path / "p.svg"))

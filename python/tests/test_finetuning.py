@@ -18,6 +18,7 @@ import pytest
 import torch
 from conftest import REPOSITORY, find_zero
 
+pytestmark = pytest.mark.nightly
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 peft = pytest.importorskip("peft")

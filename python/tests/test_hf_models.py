@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
+pytestmark = pytest.mark.nightly
 transformers = pytest.importorskip("transformers")
 
 LIMITS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3, "gradients": 1e-5}

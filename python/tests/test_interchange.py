@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import REPOSITORY, Programs, find_zero
 
+pytestmark = pytest.mark.nightly
 MODELS = REPOSITORY / "tests" / "golden" / "interchange"
 SIZES = {"layers": 2, "hidden": 32, "heads": 4, "seq_length": 32, "vocabulary": 256}
 

@@ -92,6 +92,7 @@ def test_a_module_is_cut(ranks: int) -> None:
     assert [sum(each) / len(losses) for each in zip(*losses, strict=True)] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.nightly
 def test_over_a_process_group_of_the_program(programs: Programs) -> None:
     """The bits of `zero run`."""
     text = """

@@ -370,6 +370,7 @@ class Unscaled(Net):
 
 
 # ---- processes, where each rank draws from a generator of its own ----
+@pytest.mark.nightly
 def test_draws_recomputation_and_compilation(programs: Programs) -> None:
     out = programs.ranks("""
         import hashlib
@@ -419,12 +420,12 @@ def test_draws_recomputation_and_compilation(programs: Programs) -> None:
 
 
 # ---- DeepSpeed's interface ----
-def test_a_program_of_the_tutorial(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [conftest.nightly("0"), conftest.nightly("2"), "3"])
+def test_a_program_of_the_tutorial(stage: str, tmp_path: Path) -> None:
     program = tmp_path / "tutorial.py"
     program.write_text(TUTORIAL)
-    for stage in ("0", "2", "3"):
-        out = conftest.under_the_runner(tmp_path, str(program), stage)
-        assert out.count("all is well") == 2, out
+    out = conftest.under_the_runner(tmp_path, str(program), stage)
+    assert out.count("all is well") == 2, out
 
 
 TUTORIAL = """

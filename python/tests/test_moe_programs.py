@@ -168,6 +168,7 @@ def test_a_layer_called_twice_and_frozen_experts(stage: int, frozen: bool) -> No
     libzero.run_ranks(2, body)
 
 
+@pytest.mark.nightly
 def test_an_exception_of_one_ranks_expert_ends_all_ranks(programs: Programs) -> None:
     out = programs.ranks(
         """

@@ -265,6 +265,7 @@ def test_a_gpt_whose_tokens_are_divided(ranks: int, stage: int) -> None:
             torch.testing.assert_close(found[name], gradient, atol=1e-5, rtol=0, msg=name)
 
 
+@pytest.mark.nightly
 def test_both_in_processes(programs: Programs) -> None:
     """t = 2 with a divided vocabulary and u = 2, by shared memory: losses of one rank."""
     out = programs.ranks(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Programs, batch, config, network
+from conftest import Programs, batch, config, network, nightly
 
 import libzero
 
@@ -169,6 +169,7 @@ def test_fifty_engines_one_after_another_take_no_memory() -> None:
     assert private_kib() - before < 8 * 1024  # 50 engines hold 3 MiB each
 
 
+@pytest.mark.nightly
 def test_fifty_engines_over_two_processes(programs: Programs) -> None:
     out = programs.ranks("""
         for i in range(50):
@@ -182,7 +183,9 @@ def test_fifty_engines_over_two_processes(programs: Programs) -> None:
     assert out.count("made them") == 2
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "keep = [engine, loss]; torch.keep = keep"])
+@pytest.mark.parametrize(
+    "end", [nightly(""), nightly("raise SystemExit(0)"), "keep = [engine, loss]; torch.keep = keep"]
+)
 def test_the_interpreter_exits_in_the_middle_of_a_step(programs: Programs, end: str) -> None:
     programs.ranks(f"""
         import logging
@@ -221,7 +224,7 @@ LOADER = """
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", nightly("spawn")])
 def test_workers_of_a_data_loader(programs: Programs, method: str) -> None:
     assert "steps 16" in programs.run(LOADER.replace("METHOD", repr(method)))
 
@@ -272,13 +275,16 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
-@pytest.mark.parametrize("wait", ["engine.comm.barrier()", "engine.backward(engine(batch()).sum()); engine.step()"])
+@pytest.mark.parametrize("transport", ["shm", nightly("gloo")])
+@pytest.mark.parametrize(
+    "wait", [nightly("engine.comm.barrier()"), "engine.backward(engine(batch()).sum()); engine.step()"]
+)
 def test_ctrl_c_ends_a_wait(programs: Programs, wait: str, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZERO_TRANSPORT", transport)
     assert "interrupted True" in programs.ranks(INTERRUPTED.replace("WAIT", wait), rc=None)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_is_left_to_a_handler_of_the_program(programs: Programs) -> None:
     out = programs.ranks("""
         import signal, threading
@@ -403,7 +409,7 @@ SAVING = """
 """
 
 
-@pytest.mark.parametrize("hangs", [False, True])
+@pytest.mark.parametrize("hangs", [nightly(False), True])
 def test_ctrl_c_in_a_save_leaves_a_whole_checkpoint(programs: Programs, hangs: bool, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     text = SAVING.replace("FOLDER", repr(str(folder))).replace("HANGS", str(hangs))
@@ -424,7 +430,7 @@ def test_ctrl_c_in_a_save_leaves_a_whole_checkpoint(programs: Programs, hangs: b
         assert not hangs or "too late" in out  # a busy machine stopped the other rank after its part
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-"])
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", nightly("2>&-")])
 def test_a_program_without_standard_streams(programs: Programs, closed: str) -> None:
     """As daemons and cron start programs: what is printed goes into no file, and the numbers are the same."""
     said = []

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, find_zero, network
+from conftest import Programs, batch, config, find_zero, network, nightly
 
 import libzero
 from libzero import deepspeed
@@ -174,7 +174,7 @@ def test_rates_stay_where_a_load_leaves_them(tmp_path: Path) -> None:
     assert engine.optimizer.param_groups[0]["lr"] == 0.1
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [False, nightly(True)])
 def test_restarts_have_the_rates_of_a_run_that_never_failed(kept: bool, programs: Programs, tmp_path: Path) -> None:
     """From checkpoints, and from kept snapshots."""
     text = f"""

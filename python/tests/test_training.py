@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from conftest import Programs, batch, config, network, no_large_files, plain
+from conftest import Programs, batch, config, network, nightly, no_large_files, plain
 
 import libzero
 from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -126,7 +126,7 @@ def test_ranks_draw_their_own_dropout_at_every_stage(programs: Programs) -> None
     assert "agreed" in out
 
 
-@pytest.mark.parametrize("mode", ["", "dist"])
+@pytest.mark.parametrize("mode", [nightly(""), "dist"])
 def test_under_torchrun(
     programs: Programs, train: Callable[..., list[float]], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 
+#include "support/nightly.h"
 #include "support/training_job.h"
 
 namespace zero::test::run_train_test {
@@ -41,9 +42,11 @@ TEST(RunTrain, AStoppedRankIsNamed) {
 
 TEST(RunTrain, ARestartGoesOnToTheSameNumbers) {
   const std::string folder = temporary_folder(), other = temporary_folder();
-  const Words training = {"--json", "--steps", "400", "--save-every", "50", "--resume", "auto", "--checkpoint-dir"};
+  const std::size_t steps = nightly() ? 400 : 120;
+  const Words training = {"--json",   "--steps", std::to_string(steps), "--save-every", "20",
+                          "--resume", "auto",    "--checkpoint-dir"};
   TrainingJob p(2, {"--max-restarts", "2", "--grace", "1"}, training + Words{folder + "/ck"}, folder);
-  ASSERT_TRUE(p.wait_for("\"step\": 70,", 150) || p.wait_for("\"step\":70,", 1)) << p.out << p.err;
+  ASSERT_TRUE(p.wait_for("\"step\": 30,", 150) || p.wait_for("\"step\":30,", 1)) << p.out << p.err;
   kill(p.pid_of(1), SIGKILL);
   EXPECT_EQ(p.wait(200), 0) << p.err;
   EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
@@ -52,7 +55,7 @@ TEST(RunTrain, ARestartGoesOnToTheSameNumbers) {
   TrainingJob whole(2, {}, training + Words{other + "/ck"}, other);
   EXPECT_EQ(whole.wait(200), 0) << whole.err;
   const auto expected = losses_of(whole.out);
-  EXPECT_EQ(expected.size(), 400u) << whole.out.substr(0, 1000);
+  EXPECT_EQ(expected.size(), steps) << whole.out.substr(0, 1000);
   EXPECT_EQ(losses_of(p.out), expected);
 }
 

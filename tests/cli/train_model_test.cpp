@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "support/folder.h"
+#include "support/nightly.h"
 #include "support/process.h"
 #include "unit/interchange/weight_files.h"
 
@@ -306,7 +307,9 @@ TEST(TrainModel, ScoresAreThoseOfKnownAnswers) {
       {"bert-base", "32", "0.01", 150, asked, words, f1},
       {"llama-110m", "144", "0.01", 150, asked, bytes, f1},
       {"t5-small", "128", "0.003", 250, asked, bytes, f1}};
+  OneIn part(2);
   for (const auto& [model, length, rate, steps, data, more, metrics] : cases) {
+    if (!part.take()) continue;
     for (const char* const name : {"/out", "/learned"}) std::filesystem::remove_all(folder + name);
     const Words one = {"--set", "gradient_accumulation_steps=1"};
     const auto run = train(folder, 2,
@@ -582,7 +585,9 @@ TEST(TrainModel, SaysWhatItCannotDo) {
       {bert("qa", "squad.json") + Words{"--generate", "greedy"}, "bert does not generate text"},
       {llama() + Words{"--tensor-parallel", "2"}, "[--model] got tensor"},
   };
+  OneIn part(3);
   for (const auto& [words, message, steps] : cases) {
+    if (!part.take()) continue;
     const auto run = train(folder, 1, words, steps);
     const int code = message == "adapter_config.json" ? 3 : 2;
     EXPECT_EQ(run.code, code) << message << "\n" << run.err;

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "fuzz/targets.h"
+#include "support/nightly.h"
 
 namespace zero::test::replay_test {
 namespace {
@@ -28,7 +29,7 @@ TEST_P(Corpus, IsReadWithoutAFault) {
     const auto whole = slurp(entry.path());
     GetParam().run(whole);
     ++files;
-    for (int i = 0; i < 300; ++i) {
+    for (int i = 0; i < (nightly() ? 300 : 60); ++i) {
       auto changed = whole;
       for (auto changes = 1 + random() % 4; changes > 0 && !changed.empty(); --changes) {
         const auto at = random() % changed.size();

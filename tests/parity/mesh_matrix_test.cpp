@@ -17,6 +17,7 @@
 
 #include "parity/mesh_problems.h"
 #include "support/folder.h"
+#include "support/nightly.h"
 #include "support/require.h"
 
 namespace zero::test::mesh_matrix_test {
@@ -178,7 +179,9 @@ TEST(MeshMatrixCases, EveryPairOfLevelsOccurs) {
 // The plain states of one mesh, which are those of one whole module; by the text of their row.
 void write_plain_states(const Grid& grid, const std::set<Row>& plain, const std::string& folder) {
   expect_passed({"thread", grid.ranks()}, [&](const auto& comm) {
+    OneIn part(3);
     for (const auto& row : plain) {
+      if (!part.take()) continue;
       const auto c = case_of(row, folder, /*plain=*/true);
       const auto got = train(c, comm);
       require((c.recipe == "fp16") != got.skipped.empty() && got.skipped.size() <= 3,
@@ -204,11 +207,11 @@ TEST_P(MeshMatrix, OneState) {
   std::ifstream file(folder + "/states");
   std::map<std::string, std::string> states;
   for (std::string row, hash; file >> row >> hash;) states[row] = hash;
-  ASSERT_EQ(states.size(), plain.size());
+  ASSERT_EQ(states.size(), nightly() ? plain.size() : (plain.size() + 2) / 3);
   for (int transport = 0; transport < kLevels[kTransport]; ++transport)
     expect_passed({kTransports[static_cast<std::size_t>(transport)], grid.ranks()}, [&](const auto& comm) {
       for (const auto& row : rows) {
-        if (row[kTransport] != transport) continue;
+        if (row[kTransport] != transport || !states.contains(text_of(plain_of(row)))) continue;
         const auto c = case_of(row, folder);
         const auto hash = train(c, comm).hash;
         require(hash == states.at(text_of(plain_of(row))), "another state at stage " + std::to_string(c.stage) + ", " +

@@ -17,6 +17,7 @@
 #include "parity/moe_problems.h"
 #include "support/folder.h"
 #include "support/golden_texts.h"
+#include "support/nightly.h"
 #include "support/process.h"
 #include "support/require.h"
 
@@ -74,9 +75,11 @@ void check_training(const Comm& comm, const MoeOptions& options, int stage, cons
 TEST(MoeTraining, EqualsADenseReference) {
   for (const auto& place : {Place{"shm", 2}, Place{"shm", 4}, Place{"gloo", 2}})
     expect_passed(place, [](const Comm& comm) {
+      OneIn part(7);
       for (int ep = 1; ep <= comm->size(); ep *= 2)
         for (const std::int64_t k : {1, 2, 3})
-          for (int stage = 0; stage <= 3; ++stage) check_training(comm, options_of(ep, k), stage);
+          for (int stage = 0; stage <= 3; ++stage)
+            if (part.take()) check_training(comm, options_of(ep, k), stage);
     });
 }
 
@@ -201,15 +204,16 @@ void starve(Engine& engine, unsigned chosen, std::uint64_t seed) {
 
 // Ranks have other numbers of tokens, some none; experts have rows on some ranks, or on none.
 TEST(MoeTraining, TwoHundredRandomRoutingsNeverHang) {
+  const int routings = nightly() ? 200 : 40;
   for (const auto& place : {Place{"shm", 4}, Place{"gloo", 4}})
-    expect_passed(place, [](const Comm& comm) {
+    expect_passed(place, [routings](const Comm& comm) {
       auto options = options_of(2, 1);
       options.use_rts = true;
       const auto net = make_net(options);
       Engine engine(net, engine_options(3), comm);
       std::mt19937_64 random(17);  // the same on every rank
       std::int64_t without_rows = 0;
-      for (int i = 0; i < 200; ++i) {
+      for (int i = 0; i < routings; ++i) {
         if (i % 20 == 0) starve(engine, static_cast<unsigned>(random() % 15 + 1), random());
         std::vector<std::int64_t> tokens;
         for (int rank = 0; rank < comm->size(); ++rank)
@@ -221,7 +225,7 @@ TEST(MoeTraining, TwoHundredRandomRoutingsNeverHang) {
         engine.backward(loss);
         require(std::isfinite(engine.step().grad_norm), "norm of routing " + std::to_string(i));
       }
-      require(without_rows > 100, "only " + std::to_string(without_rows) + " experts had no tokens");
+      require(without_rows > routings / 2, "only " + std::to_string(without_rows) + " experts had no tokens");
     });
 }
 

@@ -14,6 +14,7 @@
 #include "plan/schedule.h"
 #include "plan/topology.h"
 #include "support/folder.h"
+#include "support/nightly.h"
 #include "support/shm_ranks.h"
 
 namespace zero::test::schedule_live_test {
@@ -151,6 +152,8 @@ std::vector<Case> policies() {
     places.push_back({"no moments", stage, stage > 0 ? optimizer_on("nvme") : ""});
     places.back().optimizer = "SGD";
   }
+  OneIn part(5);
+  std::erase_if(places, [&](const Case&) { return !part.take(); });
   return with_recipes(places);
 }
 

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "formats/prune.h"
+#include "support/nightly.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 #include "unit/formats/every_call.h"
@@ -79,7 +80,9 @@ void check_after(const TempFolder& folder, const std::string& label) {
 }
 
 TEST(CheckpointPrune, KilledOrFailingAtEveryCall) {
+  OneIn part(3);
   for (const auto fault : {Fault::DieBefore, Fault::DieAfter, Fault::Error}) {
+    if (!part.take()) continue;
     const int struck = strike_every_call(
         fault, EIO, [](const TempFolder& folder) { save_some(folder, 4); },
         [](FaultyFiles& files, const TempFolder& folder, int) {

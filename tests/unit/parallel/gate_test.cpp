@@ -11,6 +11,7 @@
 
 #include "parallel/dispatch.h"
 #include "parallel/gate.h"
+#include "support/nightly.h"
 
 namespace zero::parallel {
 namespace {
@@ -216,7 +217,7 @@ TEST(Gate, TenThousandRandomCases) {
     return std::uniform_int_distribution<std::int64_t>(low, high)(random);
   };
   torch::manual_seed(11);
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < (zero::test::nightly() ? 10000 : 1000); ++i) {
     GateOptions options{.experts = any(1, 9)};
     options.k = any(1, std::min<std::int64_t>(options.experts, 4));
     options.capacity_factor = static_cast<double>(any(1, 16)) / 8;  // exact in binary
