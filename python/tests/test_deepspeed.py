@@ -639,6 +639,22 @@ def test_a_parameter_in_no_group_is_not_trained_when_it_is_unfrozen(how: str) ->
     assert torch.equal(model[0].weight, before)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_a_group_that_comes_after_initialize_is_refused(own: bool) -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    mine = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=mine, config=config(1))
+    one_step(engine)
+    model[0].requires_grad_(True)
+    (mine if own else optimizer).add_param_group({"params": list(model[0].parameters())})
+    before = model[0].weight.detach().clone()
+    engine.backward(engine(batch()).square().mean())
+    with pytest.raises(libzero.ConfigError, match="add_param_group: got 2 groups, expected the 1 that initialize"):
+        engine.step()
+    assert torch.equal(model[0].weight, before)
+
+
 def test_groups_of_a_compiled_model_have_the_names_of_the_model() -> None:
     model = network()
     weights, biases = ([p for p in model.parameters() if p.ndim == dims] for dims in (2, 1))

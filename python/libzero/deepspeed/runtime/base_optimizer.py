@@ -80,6 +80,7 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ConfigError("[deepspeed] optimizer.step: got a closure, expected none: the engine runs backward()")
         engine = self.engine
+        self._look_at_groups()
         for name, parameter in self._unlisted.items():
             if parameter.requires_grad:
                 raise ConfigError(
@@ -92,9 +93,18 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         self.pull()
         return result
 
+    def _look_at_groups(self) -> None:
+        if len(self.param_groups) != len(self._members):
+            raise ConfigError(
+                f"[deepspeed] optimizer.add_param_group: got {len(self.param_groups)} groups, expected the "
+                f"{len(self._members)} that initialize() found. Hint: add the group before initialize(); "
+                "its parameters are not trained while they are frozen with requires_grad_(False)."
+            )
+
     def push(self) -> None:
         """[local] The program's rates to the engine: before a step, and before a save."""
         engine = self.engine
+        self._look_at_groups()
         if not self._scheduled:
             for group, fixed, members in zip(self.param_groups, self._numbers, self._members, strict=True):
                 for key, value in fixed.items():
