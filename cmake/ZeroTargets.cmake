@@ -19,7 +19,6 @@ set(ZERO_TORCH_HEADERS <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <to
 # file(CONFIGURE) leaves an unchanged file alone, so that configuring again compiles nothing.
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/torch_pch.cpp CONTENT "// Owns the precompiled torch header.\n")
 add_library(zero_torch_pch OBJECT ${PROJECT_BINARY_DIR}/torch_pch.cpp)
-set_source_files_properties(${PROJECT_BINARY_DIR}/torch_pch.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 target_link_libraries(zero_torch_pch PUBLIC torch::cpu)
 target_precompile_headers(zero_torch_pch PUBLIC ${ZERO_TORCH_HEADERS})
 

@@ -25,7 +25,6 @@ set(ZERO_TEST_LABELS unit dist parity fault cli gpu nightly)
 
 # One precompiled header for the tests that know torch, and one for those that do not.
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns a precompiled header of the tests.\n")
-set_source_files_properties(${CMAKE_BINARY_DIR}/test_pch.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
 function(zero_test_flags target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src/core ${PROJECT_SOURCE_DIR}/src/runtime
     ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR})
