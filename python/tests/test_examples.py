@@ -199,6 +199,7 @@ def test_cifar10_is_read_from_its_files(kind: str, tmp_path: Path) -> None:
     assert (test_pictures.view(7, 3072).numpy() == data).all()
 
 
+@pytest.mark.nightly
 def test_the_program_in_cpp_reads_the_same_files(tmp_path: Path) -> None:
     program = Path(find_zero() or "").parents[1] / "examples" / "cifar10"
     if not program.exists():
