@@ -5,9 +5,7 @@
 // So nothing has to be cleared between the two steps; requires_grad_(false) on the discriminator only saves work.
 //
 //   build/bin/zero run -n 2 build/examples/gan
-#include <ATen/core/grad_mode.h>
-#include <torch/types.h>
-#include <zero/library.h>
+#include <zero/zero.h>
 
 #include <cstdio>
 
