@@ -65,7 +65,7 @@ function(zero_test_program name)
   set_property(GLOBAL PROPERTY ZERO_TEST_PROGRAM_${name} ${ARGN})
   if(NOT ZERO_TEST_FILES_ALONE)
     zero_make_test_program(${name} ${ARGN})
-    add_dependencies(gate ${name})
+    add_dependencies(zero_gate ${name})
   endif()
 endfunction()
 

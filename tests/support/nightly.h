@@ -8,7 +8,7 @@ namespace zero::test {
 inline bool nightly() { return std::getenv("ZERO_NIGHTLY") != nullptr; }
 
 // Takes each case of a matrix at night, and one of `n` else: the first, the (n+1)th and so on. With an `n` that has no
-// factor in common with the lengths of the loops, each value of each axis is taken sooner or later.
+// factor in common with the lengths of the loops, a long matrix has each value of each axis.
 class OneIn {
  public:
   explicit OneIn(int n) : n_(nightly() ? 1 : n) {}
