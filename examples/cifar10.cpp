@@ -23,10 +23,10 @@
 #include <utility>
 #include <vector>
 
-#include "cli/support/options.h"
-#include "cli/support/rank_failures.h"
-#include "data/corpus.h"
-#include "data/pictures.h"
+#include "apps/data/corpus.h"
+#include "apps/data/pictures.h"
+#include "tools/support/options.h"
+#include "tools/support/rank_failures.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 #include <zero/plan.h>
 
 #include "binding.h"
-#include "cli/support/gpt_plan.h"
+#include "tools/support/gpt_plan.h"
 
 namespace libzero {
 namespace {

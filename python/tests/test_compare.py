@@ -1,4 +1,4 @@
-"""bench/peers/peer.py with libzero: the programs that script/compare --python measures train the same model alike."""
+"""lab/peers/peer.py with libzero: the programs that script/compare --python measures train the same model alike."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ BYTES_OF_STATES = 16  # per element: fp32 parameter, gradient, two moments
 
 def measure(programs: Programs, launcher: list[str], peer: str, recipe: str) -> Any:
     out = programs.folder / f"{peer}.json"
-    words = [*launcher, str(REPOSITORY / "bench" / "peers" / "peer.py"), peer, recipe, "--out", str(out), *SIZE]
+    words = [*launcher, str(REPOSITORY / "lab" / "peers" / "peer.py"), peer, recipe, "--out", str(out), *SIZE]
     ended = subprocess.run(words, env=programs.environment(), capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return json.loads(out.read_text())

@@ -14,7 +14,7 @@ from conftest import REPOSITORY, find_zero
 
 import libzero
 
-sys.path.insert(0, str(REPOSITORY / "bench" / "peers"))
+sys.path.insert(0, str(REPOSITORY / "lab" / "peers"))
 twins: Any = importlib.import_module("twin")
 
 STEPS, RANKS, SEED = 20, 2, 7
@@ -28,7 +28,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def twin() -> torch.nn.Module:
-    """bench/peers/twin.py, which script/compare --python measures beside the C++ program."""
+    """lab/peers/twin.py, which script/compare --python measures beside the C++ program."""
     torch.manual_seed(1)
     module: torch.nn.Module = twins.Twin(LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE)
     return module

@@ -211,7 +211,7 @@ TEST(BenchStep, ARankThatDiesEndsTheCommandAndIsNamed) {
 }
 
 TEST(BenchStep, ARankIsNotStartedByHand) {
-  const auto run = bench({"step-rank", "{}"}, false);
+  const auto run = run_to_end({{ZERO_BINARY_DIR "/bin/zero-lab", "step-rank", "{}"}, {}, "", -1});
   EXPECT_EQ(run.code, 2);
   EXPECT_NE(run.err.find("got a start by hand"), std::string::npos) << run.err;
 }

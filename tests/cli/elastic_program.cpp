@@ -17,7 +17,7 @@
 
 #include <zero/library.h>
 
-#include "data/corpus.h"
+#include "apps/data/corpus.h"
 
 namespace {
 

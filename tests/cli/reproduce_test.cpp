@@ -282,11 +282,11 @@ TEST(Reproduce, AStopLeavesNoProcess) {
 
 TEST(Reproduce, PagesComeFromRecordsAlone) {
   const auto folder = temporary_folder();
-  const std::string docs = ZERO_SOURCE_DIR "/docs/";
-  const auto made = reproduce({"--from", docs + "reproduction.json", "--docs", folder + "/reproduction.md"});
+  const std::string docs = ZERO_SOURCE_DIR "/docs/", recorded_file = ZERO_SOURCE_DIR "/lab/results/reproduction.json";
+  const auto made = reproduce({"--from", recorded_file, "--docs", folder + "/reproduction.md"});
   ASSERT_EQ(made.code, 0) << made.err;
   std::set<std::string> names;
-  const auto recorded = json::parse(slurp(docs + "reproduction.json"));
+  const auto recorded = json::parse(slurp(recorded_file));
   for (const auto& one : recorded.at("experiments")) {
     names.insert(one.at("name"));
     EXPECT_EQ(one.at("quick"), false) << one.at("name");
@@ -296,7 +296,7 @@ TEST(Reproduce, PagesComeFromRecordsAlone) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
     EXPECT_EQ(slurp(entry.path()), slurp(docs + name))
-        << name << ": zero reproduce --from docs/reproduction.json --docs "
+        << name << ": zero reproduce --from lab/results/reproduction.json --docs "
         << "docs/reproduction.md";
     ++files;
   }

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "data/examples.h"
-#include "data/metrics.h"
-#include "data/tokenizers/tokenizer.h"
+#include "apps/data/examples.h"
+#include "apps/data/metrics.h"
+#include "apps/data/tokenizers/tokenizer.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// Targets of the readers of data/ and models/: training data, tokenizers, a model's config.json. See targets.h.
+// Targets of the readers of apps/data and models/: training data, tokenizers, a model's config.json. See targets.h.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <variant>
 
-#include "data/records.h"
-#include "data/tokenizers/readers.h"
+#include "apps/data/records.h"
+#include "apps/data/tokenizers/readers.h"
 #include "fuzz/accepts.h"
 #include "fuzz/targets.h"
 #include "models/hf_config.h"
@@ -17,7 +17,7 @@
 namespace zero::test {
 namespace {
 
-// As accepts(): the readers of data/ know none of libzero's errors.
+// As accepts(): the readers of apps/data know none of libzero's errors.
 template <class Run>
 bool takes(const Run& run) {
   try {

@@ -11,9 +11,9 @@
 #include "formats/manifest.h"
 #include "formats/safetensors.h"
 #include "fuzz/accepts.h"
-#include "launch/remote/hostfile.h"
-#include "launch/remote/protocol.h"
 #include "observe/event_file.h"
+#include "tools/launch/remote/hostfile.h"
+#include "tools/launch/remote/protocol.h"
 
 namespace zero::test {
 namespace {

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "cli/support/gpt_experts.h"
 #include "models/gpt.h"
 #include "support/process.h"
+#include "tools/support/gpt_experts.h"
 
 namespace zero::test::gpt_experts_learn_test {
 namespace {

@@ -13,9 +13,9 @@
 
 #include <zero/library.h>
 
-#include "cli/support/gpt_experts.h"
-#include "cli/support/gpt_mesh.h"
 #include "models/gpt.h"
+#include "tools/support/gpt_experts.h"
+#include "tools/support/gpt_mesh.h"
 
 namespace zero::test::gpt_experts_test {
 namespace {

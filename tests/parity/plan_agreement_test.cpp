@@ -15,8 +15,6 @@
 #include <mutex>
 #include <sstream>
 
-#include "cli/support/gpt_experts.h"
-#include "cli/support/gpt_plan.h"
 #include "comm/group.h"
 #include "config/settings.h"
 #include "models/gpt.h"
@@ -25,6 +23,8 @@
 #include "support/folder.h"
 #include "support/nightly.h"
 #include "support/shm_ranks.h"
+#include "tools/support/gpt_experts.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::test::plan_agreement_test {
 namespace {

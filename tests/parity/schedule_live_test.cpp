@@ -5,8 +5,6 @@
 
 #include <filesystem>
 
-#include "cli/explain/live_steps.h"
-#include "cli/support/gpt_plan.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"
@@ -16,6 +14,8 @@
 #include "support/folder.h"
 #include "support/nightly.h"
 #include "support/shm_ranks.h"
+#include "tools/explain/live_steps.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::test::schedule_live_test {
 namespace {

@@ -18,8 +18,8 @@ words = sys.argv[1:]
 if words[0] == "-c":  # whether libzero can be imported
     sys.exit("import" not in words[1])
 value = lambda name: words[words.index(name) + 1]
-if "bench/peers/attention.py" in words:
-    who, recipe = words[words.index("bench/peers/attention.py") + 1:][:2]
+if "lab/peers/attention.py" in words:
+    who, recipe = words[words.index("lab/peers/attention.py") + 1:][:2]
     name = os.environ["ZERO_TRANSPORT"] if who == "libzero" else who
     with open(os.environ["STAND_IN_LOG"], "a") as file:
         file.write(f"attention {name} {recipe} steps {value('--steps')}\n")
@@ -28,9 +28,9 @@ if "bench/peers/attention.py" in words:
         "schema": "zero.bench.attention/1", "who": who, "recipe": recipe, "world": 2, "heads": 8, "width": 64, "steps": 5, "warmup": 1,
         "runs": [{"sequence_tokens": int(n), "samples": {"forward_s": half, "backward_s": half}} for n in value("--sequences").split(",")]}))
     sys.exit()
-if "experts" in words or "bench/peers/experts.py" in words:
+if "experts" in words or "lab/peers/experts.py" in words:
     own = "experts" in words
-    recipe = value("--recipes") if own else words[words.index("bench/peers/experts.py") + 1]
+    recipe = value("--recipes") if own else words[words.index("lab/peers/experts.py") + 1]
     stages, eps = (value("--stages"), value("--ep")) if own else (value("--stage"), value("--ep"))
     name = ("merged" if "--merged-batches" in words else value("--transport")) if own else "deepspeed"
     inner = " inner " + value("--inner") if "--inner" in words else ""
@@ -49,9 +49,9 @@ if "experts" in words or "bench/peers/experts.py" in words:
         pathlib.Path(value("--out")).write_text(json.dumps({
             "recipe": recipe, "versions": {"deepspeed": "0"}, "task": {"stage": int(stages), "ep": int(eps)}, "samples": samples}))
     sys.exit()
-if "checkpoint" in words or "bench/peers/checkpoints.py" in words:
+if "checkpoint" in words or "lab/peers/checkpoints.py" in words:
     own = "checkpoint" in words
-    name = "libzero" if own else words[words.index("bench/peers/checkpoints.py") + 1]
+    name = "libzero" if own else words[words.index("lab/peers/checkpoints.py") + 1]
     with open(os.environ["STAND_IN_LOG"], "a") as file:
         file.write(f"checkpoints {name} layers {value('--layers')} steps {value('--steps')}\n")
     save = lambda seconds, **more: {"without_s": 1, "call_s": seconds, "stall_s": seconds, "durable_s": seconds, "bytes": 10**9,
@@ -189,7 +189,7 @@ class CompareTest(unittest.TestCase):
 
     def test_the_python_package_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
         (self.folder / "docs").mkdir()
-        shutil.copy(SOURCE / "docs" / "performance.json", self.folder / "docs")
+        shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "docs")
         before = json.loads((self.folder / "docs" / "performance.json").read_text())
         code, said = self.compare("--python", "--only-size", "2x4x2x8x4x1", "--rounds", "2", "--peers", "ddp,ds3",
                                   "--recipes", "fp32", "--docs", "docs", "--into", "run")
@@ -208,7 +208,7 @@ class CompareTest(unittest.TestCase):
 
     def test_tensor_and_sequence_parallelism_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
         (self.folder / "docs").mkdir()
-        shutil.copy(SOURCE / "docs" / "performance.json", self.folder / "docs")
+        shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "docs")
         before = json.loads((self.folder / "docs" / "performance.json").read_text())
         code, said = self.compare("--parallel", "--only-size", "2x4x2x8x4x1", "--size", "2x4x2x8x16x1:rounds=1,steps=3,axis=sp",
                                   "--rounds", "2", "--recipes", "fp32", "--attention", "2", "--docs", "docs", "--into", "run")
@@ -314,8 +314,8 @@ class CompareTest(unittest.TestCase):
         self.assertIn("DDP, bf16 parameters failed", page)
 
     def test_everybody_clips_alike(self):
-        peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "bench/peers/peer.py").read_text(), re.M)
-        own = re.search(r"kClipping = ([0-9.]+);", (SOURCE / "cli/bench/step_rank.cpp").read_text())
+        peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "lab/peers/peer.py").read_text(), re.M)
+        own = re.search(r"kClipping = ([0-9.]+);", (SOURCE / "lab/bench/step_rank.cpp").read_text())
         self.assertEqual((peer[1], own[1]), ("1.0", "1.0"))
 
 

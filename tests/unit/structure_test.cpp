@@ -40,7 +40,11 @@ std::vector<fs::path> sources_under(const fs::path& folder) {
   return files;
 }
 
-// The folder that a file or an include is in: "core/step", "runtime/comm", "cli/train"; files of cli itself: "cli".
+// The rings around the library (src), each of which uses only those before it.
+const std::set<std::string> kRings{"tools", "apps", "lab"};
+
+// The folder that a file or an include is in: "core/step", "runtime/comm", "apps/finetune"; files of a ring itself:
+// "lab".
 struct Row {
   std::string folder;
   std::set<std::string> may_include;  // besides itself and core/base
@@ -61,8 +65,6 @@ const std::vector<Row>& table() {
       {"core/formats", {"core/observe"}},
       {"core/interchange", {"core/kernels", "core/formats", "pickle"}},
       {"core/plan", {"core/config", "core/sharding", "core/step"}},
-      {"core/launch", {"core/observe"}},
-      {"core/report", {}},
       {"runtime/gpu", {"core/kernels", "core/net"}},
       {"runtime/torch_hooks", {}},
       {"runtime/comm", {"core/kernels", "core/net", "core/observe", "runtime/gpu"}},
@@ -73,28 +75,33 @@ const std::vector<Row>& table() {
         "runtime/gpu", "runtime/torch_hooks", "runtime/comm", "runtime/parallel", "runtime/activations"}},
       {"runtime/checkpoint",
        {"core/observe", "core/optim", "core/formats", "core/interchange", "runtime/gpu", "runtime/engine"}},
-      {"cli", {}},
-      {"cli/support", {"core/config", "core/observe", "core/launch", "core/report", "models"}},
-      {"cli/run", {"cli", "cli/support", "core/launch", "core/report"}},
-      {"cli/plan", {"cli", "cli/support", "core/config", "core/plan", "core/report", "models"}},
-      {"cli/explain", {"cli", "cli/support", "core/config", "core/plan", "core/report", "models"}},
-      {"cli/train",
-       {"cli", "cli/support", "core/config", "core/observe", "core/interchange", "core/launch", "core/report", "models",
-        "data"}},
-      {"cli/bench",
-       {"cli", "cli/support", "cli/plan", "cli/explain", "core/config", "core/optim", "core/storage", "core/plan",
-        "core/launch", "core/report", "models"}},
-      {"cli/reproduce", {"cli", "cli/support", "core/plan", "core/launch", "core/report", "models"}},
-      {"cli/tools", {"cli", "cli/support", "core/config", "core/storage", "core/launch", "core/report", "models"}},
+      {"tools", {}},
+      {"tools/launch", {"core/observe"}},
+      {"tools/report", {}},
+      {"tools/support", {"core/config", "core/observe", "tools/launch", "tools/report", "models"}},
+      {"tools/run", {"tools", "tools/support", "tools/launch", "tools/report"}},
+      {"tools/plan", {"tools", "tools/support", "core/config", "core/plan", "tools/report", "models"}},
+      {"tools/explain", {"tools", "tools/support", "core/config", "core/plan", "tools/report", "models"}},
+      {"tools/commands",
+       {"tools", "tools/support", "core/config", "core/storage", "tools/launch", "tools/report", "models"}},
+      {"apps/data", {"pickle"}},
+      {"apps/finetune",
+       {"tools/support", "core/config", "core/observe", "core/interchange", "tools/launch", "tools/report", "models",
+        "apps/data"}},
+      {"lab", {}},
+      {"lab/bench",
+       {"tools/support", "tools/plan", "tools/explain", "core/config", "core/optim", "core/storage", "core/plan",
+        "tools/launch", "tools/report", "models"}},
+      {"lab/reproduce", {"tools/support", "core/plan", "tools/launch", "tools/report", "models"}},
   };
   return rows;
 }
 
 std::string folder_of_include(const std::string& key) {
   const auto first = key.substr(0, key.find('/'));
-  if (first == "cli") {
-    const auto second = key.find('/', 4);
-    return second == std::string::npos ? "cli" : key.substr(0, second);
+  if (kRings.count(first) != 0) {
+    const auto second = key.find('/', first.size() + 1);
+    return second == std::string::npos ? first : key.substr(0, second);
   }
   for (const char* root : {"core", "runtime"})
     if (fs::exists(kRoot / "src" / root / first)) return std::string(root) + "/" + first;
@@ -107,25 +114,26 @@ TEST(Structure, AFolderIncludesOnlyWhatItsRowNames) {
   int checked = 0;
   for (const auto& row : table()) {
     for (const auto& other : row.may_include)
-      EXPECT_TRUE(rows.count(other) != 0 || other == "models" || other == "data" || other == "pickle")
+      EXPECT_TRUE(rows.count(other) != 0 || other == "models" || other == "pickle")
           << row.folder << " names " << other << ", a row below it";
     rows.insert(row.folder);
-    const bool cli = row.folder.starts_with("cli");
-    for (const auto& file : sources_under(cli ? kRoot / row.folder : kRoot / "src" / row.folder)) {
-      if (row.folder == "cli" && file.parent_path() != kRoot / "cli") continue;
+    const auto ring = row.folder.substr(0, row.folder.find('/'));
+    const bool mains = kRings.count(row.folder) != 0;  // files that make a program of the ring's folders
+    for (const auto& file : sources_under(kRings.count(ring) != 0 ? kRoot / row.folder : kRoot / "src" / row.folder)) {
+      if (mains && file.parent_path() != kRoot / row.folder) continue;
       for (const auto& line : lines_of(file)) {
         std::smatch match;
         if (!std::regex_search(line, match, include)) continue;
         const auto to = folder_of_include(match[1].str());
         ++checked;
-        const bool programs = row.folder == "cli" && (to == "cli/support" || to == "cli/tools");  // the two main files
-        EXPECT_TRUE(to == row.folder || to == "core/base" || programs || row.may_include.count(to) != 0)
+        const bool program = mains && (to.starts_with(ring + "/") || to == "tools/support");
+        EXPECT_TRUE(to == row.folder || to == "core/base" || program || row.may_include.count(to) != 0)
             << file << ": " << line << " (" << to << ")";
       }
     }
   }
   EXPECT_GT(checked, 500);
-  for (const char* root : {"src/core", "src/runtime", "cli"})
+  for (const char* root : {"src/core", "src/runtime", "tools", "apps"})
     for (const auto& entry : fs::directory_iterator(kRoot / root))
       if (entry.is_directory()) {
         const auto folder = fs::relative(entry.path(), kRoot).string();
@@ -136,9 +144,9 @@ TEST(Structure, AFolderIncludesOnlyWhatItsRowNames) {
 TEST(Structure, NoFilesIncludeEachOtherInACircle) {
   const std::regex include("^#include \"([^\"]+)\"");
   std::map<std::string, std::vector<std::string>> to;
-  for (const char* root : {"src/core", "src/runtime", "cli"})
+  for (const char* root : {"src/core", "src/runtime", "tools", "apps", "lab"})
     for (const auto& file : sources_under(kRoot / root)) {
-      const auto base = std::string(root) == "cli" ? kRoot : kRoot / root;
+      const auto base = kRings.count(root) != 0 ? kRoot : kRoot / root;
       auto& edges = to[fs::relative(file, base).string()];
       for (const auto& line : lines_of(file)) {
         std::smatch match;
@@ -204,8 +212,8 @@ TEST(Structure, TheStepReadsNoStageButInItsFacts) {
 }
 
 TEST(Structure, ModelsAndDataDoNotKnowLibzero) {
-  const std::regex zero("^#include (<zero/|\"(?!models/|data/|pickle/))");
-  for (const char* folder : {"models", "data", "src/pickle"})
+  const std::regex zero("^#include (<zero/|\"(?!models/|apps/data/|pickle/))");
+  for (const char* folder : {"models", "apps/data", "src/pickle"})
     for (const auto& file : sources_under(kRoot / folder))
       for (const auto& line : lines_of(file)) EXPECT_FALSE(std::regex_search(line, zero)) << file << ": " << line;
 }
@@ -237,7 +245,7 @@ TEST(Structure, LinesOfPythonStayShort) {
 }
 
 TEST(Structure, FilesStayShort) {
-  for (const char* folder : {"src", "include", "cli", "models", "data"}) {
+  for (const char* folder : {"src", "include", "tools", "apps", "lab", "models"}) {
     for (const auto& file : sources_under(kRoot / folder)) {
       const auto lines = lines_of(file);
       const auto count = lines.size();
@@ -251,7 +259,7 @@ TEST(Structure, FilesStayShort) {
 
 TEST(Structure, EveryFileThatTheDocumentsNameIsThere) {
   const std::regex file(
-      "`((src|cli|include|script|tests|models|data|examples|bench|cmake|configs)/[A-Za-z0-9_./-]+\\.[a-z]+)`");
+      "`((src|tools|apps|lab|include|script|tests|models|examples|cmake|configs)/[A-Za-z0-9_./-]+\\.[a-z]+)`");
   int named = 0;
   for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
     if (entry.path().extension() != ".md") continue;

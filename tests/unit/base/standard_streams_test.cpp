@@ -13,7 +13,6 @@
 
 #include "base/memory_file.h"
 #include "formats/files.h"
-#include "launch/local/rank_process.h"
 #include "observe/csv_file.h"
 #include "observe/event_file.h"
 #include "observe/trace.h"
@@ -21,6 +20,7 @@
 #include "storage/storage_file.h"
 #include "support/descriptors.h"
 #include "support/folder.h"
+#include "tools/launch/local/rank_process.h"
 
 namespace zero::base::standard_streams_test {
 namespace {

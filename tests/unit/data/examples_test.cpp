@@ -16,7 +16,7 @@
 #include <set>
 #include <thread>
 
-#include "data/examples.h"
+#include "apps/data/examples.h"
 #include "support/folder.h"
 
 namespace examples_test {

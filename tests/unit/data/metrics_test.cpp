@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "data/metrics.h"
+#include "apps/data/metrics.h"
 
 namespace metrics_test {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <fstream>
 
-#include "data/csv.h"
-#include "data/json.h"
-#include "data/records.h"
+#include "apps/data/csv.h"
+#include "apps/data/json.h"
+#include "apps/data/records.h"
 #include "support/folder.h"
 
 namespace records_test {

@@ -4,9 +4,9 @@
 
 #include <fstream>
 
-#include "data/tokenizers/charsmap.h"
-#include "data/tokenizers/pattern.h"
-#include "data/tokenizers/tokenizer.h"
+#include "apps/data/tokenizers/charsmap.h"
+#include "apps/data/tokenizers/pattern.h"
+#include "apps/data/tokenizers/tokenizer.h"
 #include "support/folder.h"
 
 namespace tokenizer_files_test {

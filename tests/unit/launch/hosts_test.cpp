@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "launch/remote/hostfile.h"
-#include "launch/remote/protocol.h"
-#include "launch/remote/remote_shell.h"
+#include "tools/launch/remote/hostfile.h"
+#include "tools/launch/remote/protocol.h"
+#include "tools/launch/remote/remote_shell.h"
 
 namespace zero::launch::hosts_test {
 namespace {

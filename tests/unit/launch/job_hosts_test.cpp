@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "launch/supervise/job_hosts.h"
+#include "tools/launch/supervise/job_hosts.h"
 
 namespace zero::launch::job_hosts_test {
 namespace {

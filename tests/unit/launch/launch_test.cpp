@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "launch/local/death_watch.h"
-#include "launch/local/line_splitter.h"
-#include "launch/machine/host.h"
-#include "launch/machine/machine.h"
-#include "launch/remote/hostfile.h"
-#include "launch/supervise/failure.h"
+#include "tools/launch/local/death_watch.h"
+#include "tools/launch/local/line_splitter.h"
+#include "tools/launch/machine/host.h"
+#include "tools/launch/machine/machine.h"
+#include "tools/launch/remote/hostfile.h"
+#include "tools/launch/supervise/failure.h"
 
 namespace zero::launch::launch_test {
 namespace {

@@ -1,5 +1,5 @@
 // What somebody else has put where logs are written is neither followed nor written.
-#include "launch/supervise/log_folder.h"
+#include "tools/launch/supervise/log_folder.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -9,7 +9,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "data/corpus.h"
+#include "apps/data/corpus.h"
 #include "support/folder.h"
 
 namespace corpus_test {

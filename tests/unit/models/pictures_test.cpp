@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "data/pickled_array.h"
-#include "data/pictures.h"
+#include "apps/data/pickled_array.h"
+#include "apps/data/pictures.h"
 #include "support/cifar10_files.h"
 #include "support/folder.h"
 

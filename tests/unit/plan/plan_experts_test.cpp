@@ -5,12 +5,12 @@
 
 #include <cmath>
 
-#include "cli/support/gpt_plan.h"
 #include "config/settings.h"
 #include "plan/formulas.h"
 #include "plan/mesh_parts.h"
 #include "plan/model.h"
 #include "sharding/expert_capacity.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::plan_experts_test {
 namespace {

@@ -5,9 +5,9 @@
 #include <zero/errors.h>
 #include <zero/plan.h>
 
-#include "cli/support/gpt_plan.h"
 #include "plan/formulas.h"
 #include "plan/mesh_parts.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::plan_mesh_test {
 namespace {

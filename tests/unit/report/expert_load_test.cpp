@@ -4,8 +4,8 @@
 
 #include <fstream>
 
-#include "report/page/expert_load.h"
 #include "support/folder.h"
+#include "tools/report/page/expert_load.h"
 
 namespace zero::report::expert_load_test {
 namespace {

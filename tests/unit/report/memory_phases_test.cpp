@@ -1,5 +1,5 @@
 // Tables of bytes by phase of a step: sums, units, both layouts, exact JSON.
-#include "report/text/memory_phases.h"
+#include "tools/report/text/memory_phases.h"
 
 #include <gtest/gtest.h>
 

@@ -13,11 +13,11 @@
 
 #include <zero/errors.h>
 
-#include "report/page/chart_data.h"
-#include "report/page/html_page.h"
-#include "report/page/run_record.h"
-#include "report/text/text.h"
 #include "support/folder.h"
+#include "tools/report/page/chart_data.h"
+#include "tools/report/page/html_page.h"
+#include "tools/report/page/run_record.h"
+#include "tools/report/text/text.h"
 
 namespace zero::report::page_test {
 namespace {

@@ -10,12 +10,12 @@
 
 #include <zero/errors.h>
 
-#include "report/text/plot.h"
-#include "report/text/progress.h"
-#include "report/text/step_line.h"
-#include "report/text/table.h"
-#include "report/text/terminal.h"
-#include "report/text/text.h"
+#include "tools/report/text/plot.h"
+#include "tools/report/text/progress.h"
+#include "tools/report/text/step_line.h"
+#include "tools/report/text/table.h"
+#include "tools/report/text/terminal.h"
+#include "tools/report/text/text.h"
 
 namespace zero::report::report_test {
 namespace {

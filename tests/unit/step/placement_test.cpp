@@ -4,13 +4,13 @@
 
 #include <memory>
 
-#include "cli/support/gpt_plan.h"
 #include "config/byte_count.h"
 #include "plan/dry_run.h"
 #include "plan/model.h"
 #include "plan/model_pass.h"
 #include "plan/topology.h"
 #include "step/placement.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::step::placement_test {
 namespace {

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 
-#include "cli/explain/live_record.h"
-#include "cli/support/gpt_plan.h"
 #include "plan/formulas.h"
 #include "plan/model.h"
 #include "plan/schedule.h"
 #include "plan/topology.h"
+#include "tools/explain/live_record.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::planning::stage_schedule_test {
 namespace {

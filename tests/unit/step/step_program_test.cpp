@@ -6,13 +6,13 @@
 #include <map>
 #include <random>
 
-#include "cli/support/gpt_plan.h"
 #include "plan/dry_run.h"
 #include "plan/model.h"
 #include "plan/model_pass.h"
 #include "plan/topology.h"
 #include "step/event_list.h"
 #include "step/placement.h"
+#include "tools/support/gpt_plan.h"
 
 namespace zero::step::step_program_test {
 namespace {
