@@ -6,7 +6,6 @@ in README.md. --keep keeps the sections of an earlier FILE of --json that this r
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 
@@ -190,10 +189,10 @@ def python_section(sections):
 {counted(machine['threads_per_rank'], 'thread')} each. All Python programs run in one interpreter with torch
 {first['versions']['torch']} (commit {first['torch_commit'][:12]}), the C++ program with libtorch {machine['libtorch']}.
 
-- "From Python" beside a peer is [lab/peers/gpt.py](../bench/peers/gpt.py), which the peers train as well, with
-  `libzero.Engine` under `zero run`. "From C++" is `zero bench step` with [models/gpt.cpp](../models/gpt.cpp) ("libzero
+- "From Python" beside a peer is [lab/peers/gpt.py](../peers/gpt.py), which the peers train as well, with
+  `libzero.Engine` under `zero run`. "From C++" is `zero bench step` with [models/gpt.cpp](../../models/gpt.cpp) ("libzero
   stage 3" in the tables of steps). Ranks use shared memory, the peers gloo.
-- "From Python / from C++" compares the same network in both languages: [lab/peers/twin.py](../bench/peers/twin.py)
+- "From Python / from C++" compares the same network in both languages: [lab/peers/twin.py](../peers/twin.py)
   does the operations of models/gpt.cpp one by one. "The peers' model from Python / from C++" also includes what the
   other operations of gpt.py cost: `nn.Linear` in Python adds the bias within the product, and the loss is computed from
   a copy of all logits in fp32.
@@ -237,8 +236,8 @@ the cost of an implementation, not how it scales.
 
 - libzero is `zero bench step --tensor-parallel {first['world']}` (or `--sequence-parallel {first['world']}`) with the built-in GPT, whose attention, MLP
   and vocabulary are cut; logits are all-gathered.
-- "DTensor" is `parallelize_module` of [lab/peers/gpt.py](../bench/peers/gpt.py) with `ColwiseParallel` and `RowwiseParallel`
-  ([lab/peers/parallel.py](../bench/peers/parallel.py)), heads divided, one sum for the gradients of q, k and v, and the vocabulary as in torch's
+- "DTensor" is `parallelize_module` of [lab/peers/gpt.py](../peers/gpt.py) with `ColwiseParallel` and `RowwiseParallel`
+  ([lab/peers/parallel.py](../peers/parallel.py)), heads divided, one sum for the gradients of q, k and v, and the vocabulary as in torch's
   tutorial: the embedding by rows, the output layer by columns with whole logits. q, k and v are three layers, because a part of the
   rows of a fused one would mix heads. In bf16 the module is bf16, and a wrapper of the optimizer holds fp32 masters (as in "DDP, bf16 parameters").
 - "DeepSpeed AutoTP" is `tensor_parallel.autotp_size` with a `partition_config` for the same layers, at stage 0. The tied embedding is whole on
@@ -275,7 +274,7 @@ def attention_section(found):
     return f"""### Ulysses' attention alone
 Milliseconds of forward and backward of one causal attention, {found['heads']} heads of {found['width']}, its tokens divided over {found['world']} ranks:
 `libzero.attention_over_heads` from Python over shared memory and TCP, and DeepSpeed's `DistributedAttention` over gloo, around the same call of
-torch's `scaled_dot_product_attention` ([lab/peers/attention.py](../bench/peers/attention.py)). "Share alone" is that call with a rank's heads
+torch's `scaled_dot_product_attention` ([lab/peers/attention.py](../peers/attention.py)). "Share alone" is that call with a rank's heads
 and all tokens, on all ranks at once, without exchanges. Output and gradients were compared with the whole attention before. {found['date']},
 measured by `{found['command']}`; rounds of {counted(found['warmup'], 'warm-up step')} and {counted(found['steps'], 'measured step')}. Load average of the machine
 before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}.
@@ -296,7 +295,7 @@ def experts_section(found):
 {machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']},
 {', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. Two ranks, {counted(machine['threads_per_rank'], 'thread')} each; "alone" one rank.
 Milliseconds of a step of two layers x + MoE(LayerNorm(x)), forward, backward, clipping and AdamW: `zero bench experts` over shared memory and
-TCP, and `deepspeed.moe.layer.MoE` over gloo ([lab/peers/experts.py](../bench/peers/experts.py)), with the same sizes, capacities and routing
+TCP, and `deepspeed.moe.layer.MoE` over gloo ([lab/peers/experts.py](../peers/experts.py)), with the same sizes, capacities and routing
 by the same rule. DeepSpeed refuses stage 3 with experts: its stage 2 stands beside libzero's stage 3. The bytes that all-to-alls send are those of
 the formula in every run (`zero bench experts` fails otherwise); DeepSpeed sends every place of a padded [experts, capacity, hidden]. "Skewed":
 expert 0's logits are higher, "load" is the most chosen expert's tokens over the mean. "Floor": forward and backward of a rank's experts alone on as
@@ -344,7 +343,7 @@ def models_section(found):
 {machine['processor']}, {machine['cores']} cores, {machine['system']}. libzero {machine['libzero']},
 {', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. {counted(found['results'][0]['world'], 'rank')}, {counted(machine['threads_per_rank'], 'thread')} each.
 Milliseconds of a training step in bf16: `zero bench step --model NAME`, and transformers' `AutoModelForCausalLM` of the same config.json (`zero models
-NAME`) with DDP, FSDP2 and DeepSpeed over gloo ([lab/peers/huggingface.py](../bench/peers/huggingface.py)), random weights, the same tokens, AdamW, clipping,
+NAME`) with DDP, FSDP2 and DeepSpeed over gloo ([lab/peers/huggingface.py](../peers/huggingface.py)), random weights, the same tokens, AdamW, clipping,
 no dropout. "FSDP2" reduces in fp32, "FSDP2, bf16 reduction" in bf16. Target: a step at stage 3 takes at most {MODELS_TARGET} of FSDP2's and of DeepSpeed's.
 {found['date']}, measured by `{found['command']}`; rounds of {counted(found['results'][0]['warmup'], 'warm-up step')} and {counted(found['results'][0]['steps'], 'measured step')}.
 Load average of the machine before each: median {load['median']:.1f}, {load['least']:.1f} to {load['most']:.1f}.
@@ -389,7 +388,7 @@ def checkpoints_section(found):
 {', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. Two ranks, {counted(task['threads'], 'thread')} each, bf16 with fp32 masters,
 AdamW; a GPT of {task['layers']} layers, hidden {task['hidden']}: {size / 1e9:.2f} GB a checkpoint. `zero bench checkpoint` at stage {task['stage']}, FSDP2 with
 torch.distributed.checkpoint (dcp), one `torch.save` per rank with fsync, and DeepSpeed's `save_checkpoint`
-([lab/peers/checkpoints.py](../bench/peers/checkpoints.py)), in turns. Milliseconds. "Stall": {counted(task['steps'], 'step')} with a save at their beginning minus as many
+([lab/peers/checkpoints.py](../peers/checkpoints.py)), in turns. Milliseconds. "Stall": {counted(task['steps'], 'step')} with a save at their beginning minus as many
 without. "Complete": from the call until the checkpoint can be loaded. "Peak": proportional set size of a rank above the highest of training; of
 loads, above the engine. Files are dropped from the cache before loads. {rested}DeepSpeed loads on another number of ranks after a
 conversion (`ds_to_universal`), here in a process that has imported it, and then by one rank. "The disk alone" writes as many bytes into
@@ -441,7 +440,7 @@ libzero performs the bf16 update in one pass (`zero bench optimizer`, every elem
 update, and cast the parameters back. Above 1 libzero is faster. A ratio is the median over rounds of the ratio of that round's
 medians, with the range and the number of rounds. Programs alternate, each in new processes; every second round is in reverse order.
 GB/s is the minimum number of bytes per update divided by its time. The triad (sum = a + 3 b, 12 bytes per element) runs between the
-updates. In fp32 all three programs do the same work and are memory-bound ([speed.md](speed.md) has an analysis).{load_text(found)} Measured {found['date']} by `{found['command']}`.
+updates. In fp32 all three programs do the same work and are memory-bound ([docs/performance.md](../../docs/performance.md) has an analysis).{load_text(found)} Measured {found['date']} by `{found['command']}`.
 
 """
 
@@ -531,7 +530,7 @@ def clipping_text(sections):
     return text
 
 
-def page(document, chart, figures="performance.json"):
+def page(document, chart):
     sections = document["sizes"]
     newest = sections.get(SMALL) or next(iter(sections.values()))
     machine, versions, world = newest["machine"], {}, newest["world"]
@@ -540,7 +539,7 @@ def page(document, chart, figures="performance.json"):
     text = f"""# Performance
 Time and memory of a training step of libzero compared with its peers, with CPU ranks on one host: libzero uses shared memory, the peers
 use gloo on the loopback interface. Each size is measured in one run on one machine. `script/compare` writes this page. The figures, with
-the median of every round, are in [performance.json]({figures}). [speed.md](speed.md) explains what limits them.
+the median of every round, are in [performance.json](performance.json). [docs/performance.md](../../docs/performance.md) explains what limits them.
 
 {machine['processor']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}. libzero {machine['libzero']}, libtorch
 {machine['libtorch']}, {', '.join(f'{name} {version}' for name, version in sorted(versions.items())) or 'no peers'}. {world} ranks, {counted(machine['threads_per_rank'], 'thread')} each.
@@ -559,7 +558,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
     text += models_section(document.get("models")) + checkpoints_section(document.get("checkpoints"))
     text += optimizer_section(document["optimizers"]) + collectives_section(document["collectives"])
     return text + f"""## How it is measured
-- All programs train the same GPT ([models/gpt.cpp](../models/gpt.cpp), [lab/peers/gpt.py](../bench/peers/gpt.py)) on the same tokens,
+- All programs train the same GPT ([models/gpt.cpp](../../models/gpt.cpp), [lab/peers/gpt.py](../peers/gpt.py)) on the same tokens,
   with AdamW (lr 3e-4, betas 0.9 and 0.95, eps 1e-8, weight decay 0.1; fused), no dropout, tied output layer. Initial values are drawn
   from the same distributions but are different numbers, so losses are similar, not equal. Within libzero the losses of all stages must
   be equal, otherwise the run fails.
@@ -582,7 +581,7 @@ marks fewer than {LEAST_ROUNDS} rounds. Below 1 libzero is faster or uses less m
 - "Compute + AdamW share" is the sum of forward and backward of the plain module without communication, on all ranks at once, and a fused
   fp32 AdamW step over 1/{world} of the parameters. It is the floor of a step; "/ floor" is a step's ratio to it. "floor: ... / DDP" is the
   ratio of an implementation whose communication takes no time. If libzero's ratio is close to it, most of the step is compute that
-  the peer has as well, and a smaller ratio is not possible on this machine. [speed.md](speed.md) has a detailed analysis.
+  the peer has as well, and a smaller ratio is not possible on this machine. [docs/performance.md](../../docs/performance.md) has a detailed analysis.
 - Peak memory is the proportional set size (shared pages count in parts), read every 2 ms in three more steps that are not timed, minus
   the rank's memory before it built the model. It is the maximum over ranks and, in the tables, over rounds. "Fixed" is the same for
   a model with almost no parameters, measured once: code and modules that are loaded when the first model is built.
@@ -612,7 +611,7 @@ def readme(document):
                                                        for one in of["results"].values() if one.get("rounds")]
     star = f"; * fewer than {LEAST_ROUNDS} rounds" if "*" in str(rows) else ""
     return (f"Time of a stage-3 step relative to the peers, with 1 x 128 and with 8 x 128 tokens a rank: {world} CPU ranks of one host, shared memory against gloo,\n"
-            f"a GPT of 29.5 M parameters, medians of the ratios of at least {counted(min(rounds), 'round')}{star} ([docs/performance.md](docs/performance.md), made by `script/compare`).\n\n{table(rows)}")
+            f"a GPT of 29.5 M parameters, medians of the ratios of at least {counted(min(rounds), 'round')}{star} ([all figures](lab/results/performance.md), made by `script/compare`).\n\n{table(rows)}")
 
 
 def with_figures(text, figures):
@@ -635,7 +634,7 @@ def main():
         order = sorted(document[part], key=lambda size: (size != SMALL, size != LARGE))
         document[part] = {size: document[part][size] for size in order}
     texts = {o.json: json.dumps(document, indent=1) + "\n", o.svg: svg(next(iter(document["sizes"].values()))),
-             o.markdown: page(document, o.svg.name, os.path.relpath(o.json, o.markdown.parent))}
+             o.markdown: page(document, o.svg.name)}
     for file, text in texts.items():  # all or none
         file.write_text(text)
     if o.readme and (figures := readme(document)):

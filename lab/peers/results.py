@@ -1,4 +1,4 @@
-"""Results of script/compare as one document (schema zero.compare/2): the figures of docs/performance.md.
+"""Results of script/compare as one document (schema zero.compare/2): the figures of lab/results/performance.md.
 
 FOLDER/SIZE/round-N/ has one file per configuration: libzero-TRANSPORT-RECIPE.json (`zero bench step --json`) and
 peer-NAME-RECIPE.json (peer.py); FOLDER/fixed/ the same of a model with next to no parameters; FOLDER/python/ a folder

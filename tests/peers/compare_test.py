@@ -142,7 +142,7 @@ class CompareTest(unittest.TestCase):
         return process.returncode, out + err
 
     OPTIONS = ("--only-size", "2x4x2x8x4x1", "--size", "3x4x2x8x4x1:rounds=1,steps=7,recipes=bf16,stages=03", "--rounds", "3", "--steps", "5", "--warmup", "1",
-               "--peers", "ddp,ddpbf16", "--optimizer", "0", "--collectives", "0", "--docs", "docs", "--into", "run")
+               "--peers", "ddp,ddpbf16", "--optimizer", "0", "--collectives", "0", "--results", "results", "--into", "run")
 
     def calls(self):
         return [line for line in self.log.read_text().splitlines() if not line.startswith("1x32")]  # less those for fixed memory
@@ -155,11 +155,11 @@ class CompareTest(unittest.TestCase):
         own = ["shm bf16 stages 0,3 steps 7", "ddp bf16 steps 7", "ddpbf16 bf16 steps 7", "gloo bf16 stages 3 steps 7"]
         first = [f"2x4x2x8x4x1 {one}" for one in fp32 + bf16]
         self.assertEqual(self.calls(), first + [f"3x4x2x8x4x1 {one}" for one in own] + first[::-1] + first)
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())["sizes"]
+        found = json.loads((self.folder / "results" / "performance.json").read_text())["sizes"]
         self.assertEqual(found["2x4x2x8x4x1"]["recipes"]["bf16"]["ratios"]["stage 3 / DDP, bf16 parameters"],
                          {"median": 0.5, "least_round": 0.5, "most_round": 0.5, "rounds": 3})
         self.assertEqual(found["3x4x2x8x4x1"]["recipes"]["bf16"]["ratios"]["stage 3 / DDP"]["rounds"], 1)
-        self.assertIn("; 1) *", (self.folder / "docs" / "performance.md").read_text())
+        self.assertIn("; 1) *", (self.folder / "results" / "performance.md").read_text())
 
     def test_a_run_cut_short_goes_on_where_it_was(self):
         process = self.start(*self.OPTIONS, STAND_IN_WAITS="2x4x2x8x4x1 ddp bf16")
@@ -179,26 +179,26 @@ class CompareTest(unittest.TestCase):
         whole = self.calls()
         self.assertEqual(whole[:len(before)], before)
         self.assertEqual(len(whole), 3 * 7 + 4)  # nothing twice, nothing left out
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())["sizes"]["2x4x2x8x4x1"]["recipes"]["bf16"]
+        found = json.loads((self.folder / "results" / "performance.json").read_text())["sizes"]["2x4x2x8x4x1"]["recipes"]["bf16"]
         self.assertEqual((found["ratios"]["stage 3 / DDP"]["rounds"], found["results"]["ddp"]["failed_rounds"]), (3, 0))
 
     def test_a_failing_peer_is_said_and_the_others_go_on(self):
         code, said = self.compare(*self.OPTIONS, STAND_IN_FAILS="ddpbf16")
         self.assertEqual(code, 1, said)
-        self.assertIn("DDP, bf16 parameters failed in 3 of 3 rounds: `Error: stand-in fails`", (self.folder / "docs" / "performance.md").read_text())
+        self.assertIn("DDP, bf16 parameters failed in 3 of 3 rounds: `Error: stand-in fails`", (self.folder / "results" / "performance.md").read_text())
 
     def test_the_python_package_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
-        (self.folder / "docs").mkdir()
-        shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "docs")
-        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        (self.folder / "results").mkdir()
+        shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "results")
+        before = json.loads((self.folder / "results" / "performance.json").read_text())
         code, said = self.compare("--python", "--only-size", "2x4x2x8x4x1", "--rounds", "2", "--peers", "ddp,ds3",
-                                  "--recipes", "fp32", "--docs", "docs", "--into", "run")
+                                  "--recipes", "fp32", "--results", "results", "--into", "run")
         self.assertEqual(code, 0, said)
         first = [f"2x4x2x8x4x1 {one} steps 10" for one in (
             "shm fp32 stages 0,3", "ddp fp32", "ds3 fp32", "libzero0 fp32", "libzero3 fp32", "twin0 fp32", "twin3 fp32",
             "alone fp32")]
         self.assertEqual(self.calls(), first + first[::-1])
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        found = json.loads((self.folder / "results" / "performance.json").read_text())
         of = found["python"].pop("2x4x2x8x4x1")["recipes"]["fp32"]["ratios"]
         equal = ("from Python, stage 3 / DDP", "1 rank, from Python, stage 3 / plain PyTorch")
         self.assertEqual([of[text]["median"] for text in equal], [1.0, 1.0])
@@ -207,11 +207,11 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(found, {"python": {}, **before})
 
     def test_tensor_and_sequence_parallelism_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
-        (self.folder / "docs").mkdir()
-        shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "docs")
-        before = json.loads((self.folder / "docs" / "performance.json").read_text())
+        (self.folder / "results").mkdir()
+        shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "results")
+        before = json.loads((self.folder / "results" / "performance.json").read_text())
         code, said = self.compare("--parallel", "--only-size", "2x4x2x8x4x1", "--size", "2x4x2x8x16x1:rounds=1,steps=3,axis=sp",
-                                  "--rounds", "2", "--recipes", "fp32", "--attention", "2", "--docs", "docs", "--into", "run")
+                                  "--rounds", "2", "--recipes", "fp32", "--attention", "2", "--results", "results", "--into", "run")
         self.assertEqual(code, 0, said)
         tensor = [f"2x4x2x8x4x1 {one} steps 5" for one in (
             "shm fp32 stages 0,3 tensor-parallel 2", "dtensor fp32", "autotp fp32", "autotpsegments fp32", "autotpparts fp32",
@@ -222,12 +222,12 @@ class CompareTest(unittest.TestCase):
             "shm fp32 stages 0,3 sequence-parallel 2", "ulysses0 fp32", "ulysses3 fp32")]
         attention = [f"attention {name} fp32 steps 5" for name in ("local", "shm", "deepspeed", "gloo")]
         self.assertEqual(self.calls(), tensor + sequence + tensor[::-1] + attention + attention[::-1])
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        found = json.loads((self.folder / "results" / "performance.json").read_text())
         parallel, alone = found.pop("parallel"), found.pop("attention")
         self.assertEqual([row["sequence_tokens"] for row in alone["results"]], [1024, 2048, 4096, 8192])
         self.assertEqual({name: round(one["median"], 9) for name, one in alone["results"][0].items() if name.count("over")}, {
             "shm_over_deepspeed": 0.6, "gloo_over_deepspeed": 1.0, "shm_over_local": 1.5, "local_over_deepspeed": 0.4})
-        self.assertRegex((self.folder / "docs" / "performance.md").read_text(), r"\| fp32 \| +1024 \| +600\.0 \| +1000\.0 \| +1000\.0 \| +400\.0 \| 0\.60")
+        self.assertRegex((self.folder / "results" / "performance.md").read_text(), r"\| fp32 \| +1024 \| +600\.0 \| +1000\.0 \| +1000\.0 \| +400\.0 \| 0\.60")
         before.pop("parallel", None)
         before.pop("attention", None)
         self.assertEqual(found, before)
@@ -244,14 +244,14 @@ class CompareTest(unittest.TestCase):
 
     def test_checkpoints(self):
         self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",
-                     "--collectives", "0", "--docs", "docs", "--into", "run")
-        before = json.loads((self.folder / "docs" / "performance.json").read_text())
-        code, said = self.compare("--checkpoints", "2", "--docs", "docs", "--into", "run")
+                     "--collectives", "0", "--results", "results", "--into", "run")
+        before = json.loads((self.folder / "results" / "performance.json").read_text())
+        code, said = self.compare("--checkpoints", "2", "--results", "results", "--into", "run")
         self.assertEqual(code, 0, said)
         calls = [line for line in self.calls() if line.startswith("checkpoints")]
         self.assertEqual(calls[:6], [f"checkpoints {name} layers 12 steps 6" for name in ("libzero", "dcp", "dcp_async", "torch", "ds2", "ds3")])
         self.assertEqual(calls[6:], calls[5::-1])
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        found = json.loads((self.folder / "results" / "performance.json").read_text())
         checkpoints = found.pop("checkpoints")
         self.assertEqual(found, before)
         ratios = {name: one["median"] for name, one in checkpoints["ratios"].items()}
@@ -260,15 +260,15 @@ class CompareTest(unittest.TestCase):
                           ratios["load on 1 rank / DeepSpeed stage 3's conversion and load"]),
                          (0.25, 0.2, 0.5, 2, 2, 1, 0.125))
         self.assertEqual(checkpoints["results"]["load 2"]["read_over_needed"], 1.1)
-        page = (self.folder / "docs" / "performance.md").read_text()
+        page = (self.folder / "results" / "performance.md").read_text()
         self.assertRegex(page, r"\| save / dcp.save +\| 0\.25 \(0\.25-0\.25; 2\) \* \| +at most 0\.5: reached")
         self.assertRegex(page, r"\| load on 1 rank / on 2 +\| 2\.00 \(2\.00-2\.00; 2\) \* \| +at most 1\.2: \*\*missed\*\*")
 
     def test_experts(self):
         self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",
-                     "--collectives", "0", "--docs", "docs", "--into", "run")
-        before = json.loads((self.folder / "docs" / "performance.json").read_text())
-        code, said = self.compare("--experts", "2", "--recipes", "fp32", "--docs", "docs", "--into", "run")
+                     "--collectives", "0", "--results", "results", "--into", "run")
+        before = json.loads((self.folder / "results" / "performance.json").read_text())
+        code, said = self.compare("--experts", "2", "--recipes", "fp32", "--results", "results", "--into", "run")
         self.assertEqual(code, 0, said)
         calls = [line for line in self.calls() if line.startswith("experts")]
         first = calls[:len(calls) // 2]
@@ -278,13 +278,13 @@ class CompareTest(unittest.TestCase):
             ("deepspeed fp32 stages 1 ep 2", " inner 1024"), ("deepspeed fp32 stages 2 ep 2", " inner 1024"))])
         # The gate and the exchange alone: one rank, identities, nothing over TCP.
         self.assertEqual(first[-2:], [f"experts {name} fp32 stages 2 ep 1 hidden 512 inner 0 steps 8" for name in ("shm", "deepspeed")])
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        found = json.loads((self.folder / "results" / "performance.json").read_text())
         experts = found.pop("experts")
         self.assertEqual(found, before)
         row = next(row for row in experts["results"] if (row["case"], row["stage"], row["ep"]) == (0, 3, 2))
         self.assertEqual((row["shm_over_deepspeed"]["median"], row["gloo_over_deepspeed"]["median"], row["shm_over_deepspeed"]["rounds"]),
                          (0.25, 0.5, 2))
-        page = (self.folder / "docs" / "performance.md").read_text()
+        page = (self.folder / "results" / "performance.md").read_text()
         self.assertIn("### Hidden 512, 64 experts, k 1, 4096 tokens a rank, gate and exchange alone\n\nTarget: at most 0.3 of DeepSpeed's step. Reached.", page)
         self.assertRegex(page, r"\| fp32, stage 3, ep 2 \| +100\.0 \| +50\.0 \| +200\.0 \| +400\.0 \| 0\.25 \(0\.25-0\.25; 2\)")
         self.assertEqual((row["merged_over_deepspeed"]["median"], row["shm_over_floor"]["median"], row["floor_shm_over_deepspeed"]["median"]),
@@ -292,9 +292,9 @@ class CompareTest(unittest.TestCase):
 
     def test_models(self):
         self.compare("--only-size", "2x4x2x8x4x1", "--rounds", "1", "--recipes", "fp32", "--peers", "ddp", "--optimizer", "0",
-                     "--collectives", "0", "--docs", "docs", "--into", "run")
-        before = json.loads((self.folder / "docs" / "performance.json").read_text())
-        code, said = self.compare("--models", "2", "--docs", "docs", "--into", "run", STAND_IN_FAILS="ddpbf16")
+                     "--collectives", "0", "--results", "results", "--into", "run")
+        before = json.loads((self.folder / "results" / "performance.json").read_text())
+        code, said = self.compare("--models", "2", "--results", "results", "--into", "run", STAND_IN_FAILS="ddpbf16")
         self.assertEqual(code, 1, said)  # a peer failed
         calls = [line for line in self.calls() if line.startswith(("gpt2", "llama"))]
         first = calls[:len(calls) // 2]
@@ -302,12 +302,12 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(first[:5], ["gpt2 256x1 shm bf16 stages 0,3 steps 3", *(f"gpt2 256x1 {peer} bf16 steps 3" for peer in
                                                                                 ("ddpbf16", "fsdp2", "fsdp2bf16", "ds3"))])
         self.assertEqual(len(first), 4 * 5)
-        found = json.loads((self.folder / "docs" / "performance.json").read_text())
+        found = json.loads((self.folder / "results" / "performance.json").read_text())
         models = found.pop("models")
         self.assertEqual(found, before)
         row = next(row for row in models["results"] if row["model"] == "llama-110m" and row["micro_batch_size"] == 4)
         self.assertEqual((row["ratios"]["ds3"]["median"], row["ratios"]["ds3"]["rounds"], row["seconds"]["zero3"]["median"]), (0.5, 2, 0.5))
-        page = (self.folder / "docs" / "performance.md").read_text()
+        page = (self.folder / "results" / "performance.md").read_text()
         self.assertIn("## Models of Hugging Face", page)
         self.assertRegex(page, r"\| llama-110m, 4 x 256 tokens \| +500\.0 \| +500\.0 \|")
         self.assertIn("Reached.", page.split("## Models of Hugging Face")[1])

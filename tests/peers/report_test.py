@@ -7,6 +7,7 @@ import tempfile
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = SOURCE / "lab" / "results"
 sys.path.insert(0, str(SOURCE / "lab" / "peers"))
 import report
 import results
@@ -258,17 +259,17 @@ class ReportTest(unittest.TestCase):
 
 
 class PublishedPageTest(unittest.TestCase):
-    """docs/performance.* and README.md say what performance.json has."""
+    """lab/results/performance.* and README.md say what performance.json has."""
 
     def test_page_and_readme_are_of_the_published_numbers(self):
-        document = json.loads((SOURCE / "lab" / "results" / "performance.json").read_text())
-        self.assertEqual((SOURCE / "docs" / "performance.md").read_text(), report.page(document, "performance.svg", "../lab/results/performance.json"))
-        self.assertEqual((SOURCE / "docs" / "performance.svg").read_text(), report.svg(document["sizes"][SMALL]))
+        document = json.loads((RESULTS / "performance.json").read_text())
+        self.assertEqual((RESULTS / "performance.md").read_text(), report.page(document, "performance.svg"))
+        self.assertEqual((RESULTS / "performance.svg").read_text(), report.svg(document["sizes"][SMALL]))
         text = (SOURCE / "README.md").read_text()
         self.assertEqual(text, report.with_figures(text, report.readme(document)))
 
     def test_every_ratio_lies_within_its_rounds(self):
-        document = json.loads((SOURCE / "lab" / "results" / "performance.json").read_text())
+        document = json.loads((RESULTS / "performance.json").read_text())
         for size, section in [*document["sizes"].items(), *document.get("python", {}).items(),
                               *document.get("parallel", {}).items()]:
             for recipe, of in section["recipes"].items():
