@@ -183,6 +183,7 @@ TEST(Structure, OutsideLibrariesHaveOneHome) {
       {std::regex("^#include <(torch/csrc/distributed|gloo|nccl)"), {"src/runtime/comm/"}},
       {std::regex("^#include <liburing"), {"src/core/storage/"}},
       {std::regex("^#include <sodium"), {"src/core/net/"}},
+      {std::regex("^#include <zlib"), {"src/core/interchange/"}},
       {std::regex("^#include <hwy/"), {"src/core/kernels/"}},
   };
   for (const auto& file : sources_under(kRoot / "src")) {
