@@ -202,7 +202,7 @@ int zero_reproduce(int argc, char** argv) {
                   "[NAME...|all|list] [options]",
                   "  zero reproduce homework --out runs/homework\n"
                   "  zero reproduce all --docs docs/reproduction.md\n");
-  command.positionals(arguments.names, "NAME", "experiments; all; list, or nothing: names and expected minutes", 0);
+  command.positionals(arguments.names, "NAME", "experiments; all; list, or nothing: names and expected minutes", false);
   command.option("--out", arguments.out, "DIR", "charts, exact figures and the runs' folders (runs/reproduce)");
   command.flag("--quick", arguments.quick, "small sizes, in seconds: a check of the program, not of the claims");
   command.option("--text", arguments.text, "FILE", "text that the models are trained on (that of the GPL)");

@@ -72,7 +72,7 @@ int zero_report(int argc, char** argv) {
   std::string out = "report.html";
   Command command("report", "one HTML page about one or several runs: curves, memory, traffic, groups",
                   "RUN... [options]", "  zero report runs/stage0 runs/stage3 --out report.html\n");
-  command.positionals(folders, "RUN", "folder that `zero train --out` wrote", 1);
+  command.positionals(folders, "RUN", "folder that `zero train --out` wrote", true);
   command.option("--out", out, "FILE", "the page (report.html); it opens offline, in any browser");
   if (!command.parse(argc, argv)) return 0;
   if (folders.size() > kMostRuns)

@@ -49,7 +49,8 @@ struct Request {
 
 void declare(Command& c, Request& r) {
   c.positionals(r.words, "WHAT",
-                "stage 0|1|2|3, offload, infinity; or \"stage 3 offload\"; without any, the configuration as it is", 0);
+                "stage 0|1|2|3, offload, infinity; or \"stage 3 offload\"; without any, the configuration as it is",
+                false);
   c.section("Configuration");
   c.config(r.config, r.set, r.strict);
   c.choice("--dtype", r.recipe, {"fp32", "bf16", "fp16"}, "recipe (the configuration's, else bf16)");

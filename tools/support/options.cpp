@@ -1,14 +1,15 @@
-// Words are normalized first (names, values, similar names, repetitions); then CLI11 converts and checks. CLI11 alone
-// would pass a misspelt option on to the program, report a missing option if another is misspelt, and use its own exit
-// codes.
+// Words are assigned to options and positionals first (names, values, similar names, repetitions); then the values are
+// converted and checked, in the order of the declarations.
 #include "tools/support/options.h"
 
 #include <zero/version.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <sstream>
 
 #include <zero/config_tools.h>
 #include "tools/report/text/table.h"
@@ -22,8 +23,30 @@ std::string dashes(std::string name) {
 }
 
 std::string shown(double value) {
-  std::string text = CLI::detail::to_string(value);
-  return text.find('.') == std::string::npos ? text : text.substr(0, text.find_last_not_of("0.") + 1);
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+std::vector<std::string> parts_of(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::istringstream in(text);
+  for (std::string part; std::getline(in, part, separator);) parts.push_back(part);
+  return parts;
+}
+
+std::string joined(const std::vector<std::string>& words, const char* separator) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : separator) + word;
+  return text;
+}
+
+// The whole text as a number, with an optional sign.
+template <class Number>
+bool is_number(std::string_view text, Number& number) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
 }
 
 std::string quoted_word(std::string_view word) {
@@ -32,7 +55,7 @@ std::string quoted_word(std::string_view word) {
 
 std::int64_t whole_number(const std::string& key, const std::string& text, std::int64_t least, std::int64_t most) {
   std::int64_t number = 0;
-  if (text.empty() || !CLI::detail::lexical_cast(text, number) || number < least || number > most)
+  if (!is_number(text, number) || number < least || number > most)
     throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected a whole number from " +
                       std::to_string(least) + " to " + std::to_string(most));
   return number;
@@ -46,18 +69,24 @@ struct Command::State {
     std::vector<std::string> names;
     std::string value_name, help, refusal, no_effect;
     bool repeated = false, hidden = false, list = false;
-    CLI::Option* cli = nullptr;
     bool seen = false;
+    std::vector<std::string> values;                           // as written; one, "" for a flag, unless repeated
+    std::function<void(const std::vector<std::string>&)> set;  // converts and checks them
   };
   struct Heading {
     std::size_t first_option;
     std::string title;
   };
-  CLI::App app;
+  struct Positional {
+    std::string name, help;
+    std::string* one = nullptr;  // or the rest of the words
+    std::vector<std::string>* rest = nullptr;
+    bool required = false;
+  };
   std::vector<std::unique_ptr<Option>> options;
   std::map<std::string, Option*> by_name;
   std::vector<Heading> headings;
-  std::vector<std::pair<std::string, std::string>> positionals;  // name, help
+  std::vector<Positional> positionals;
 
   Option* find(const std::string& name) {
     const auto found = by_name.find(name);
@@ -71,10 +100,7 @@ Command::Command(std::string name, std::string summary, std::string usage, std::
       summary_(std::move(summary)),
       usage_(std::move(usage)),
       example_(std::move(example)),
-      state_(std::make_unique<State>()) {
-  state_->app.set_help_flag();
-  state_->app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::Throw);
-}
+      state_(std::make_unique<State>()) {}
 
 Command::~Command() = default;
 
@@ -85,7 +111,7 @@ void Command::add(const std::string& names, const std::string& value_name, const
   option->help = help;
   option->repeated = repeated;
   option->hidden = hidden;
-  for (const std::string& each : CLI::detail::split(names, ',')) {
+  for (const std::string& each : parts_of(names, ',')) {
     option->names.push_back(each);
     if (option->key.empty() && each.substr(0, 2) == "--") option->key = each;
     state_->by_name[each] = option.get();
@@ -95,79 +121,63 @@ void Command::add(const std::string& names, const std::string& value_name, const
 
 void Command::flag(const std::string& names, bool& value, const std::string& help) {
   add(names, "", help, false, false);
-  state_->last().cli = state_->app.add_flag(state_->last().key, value);
+  state_->last().set = [&value](const auto&) { value = true; };
 }
 
 void Command::option(const std::string& names, std::string& value, const std::string& value_name,
                      const std::string& help) {
   add(names, value_name, help, false, false);
-  state_->last().cli = state_->app.add_option(state_->last().key, value);
+  state_->last().set = [&value](const auto& all) { value = all.back(); };
 }
 
 void Command::option(const std::string& names, std::int64_t& value, const std::string& value_name,
                      const std::string& help, std::int64_t least, std::int64_t most) {
   add(names, value_name, help, false, false);
-  const std::string key = state_->last().key;
-  state_->last().cli = state_->app.add_option_function<std::string>(
-      key, [&value, key, least, most](const std::string& text) { value = whole_number(key, text, least, most); });
+  state_->last().set = [&value, key = state_->last().key, least, most](const auto& all) {
+    value = whole_number(key, all.back(), least, most);
+  };
 }
 
 void Command::option(const std::string& names, double& value, const std::string& value_name, const std::string& help,
                      double least, double most) {
   add(names, value_name, help, false, false);
-  const std::string key = state_->last().key;
-  state_->last().cli =
-      state_->app.add_option_function<std::string>(key, [&value, key, least, most](const std::string& text) {
-        double number = 0;
-        if (text.empty() || !CLI::detail::lexical_cast(text, number) || !std::isfinite(number) || number < least ||
-            number > most)
-          throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected a number from " + shown(least) +
-                            " to " + shown(most));
-        value = number;
-      });
+  state_->last().set = [&value, key = state_->last().key, least, most](const auto& all) {
+    double number = 0;
+    if (!is_number(all.back(), number) || !std::isfinite(number) || number < least || number > most)
+      throw ConfigError("[" + key + "] got " + quoted_word(all.back()) + ", expected a number from " + shown(least) +
+                        " to " + shown(most));
+    value = number;
+  };
 }
 
 void Command::choice(const std::string& names, std::string& value, const std::vector<std::string>& allowed,
                      const std::string& help) {
-  add(names, CLI::detail::join(allowed, "|"), help, false, false);
-  const std::string key = state_->last().key;
-  state_->last().cli =
-      state_->app.add_option_function<std::string>(key, [&value, key, allowed](const std::string& text) {
-        if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
-          const std::string near = nearest_name(text, allowed);
-          throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected one of " +
-                            CLI::detail::join(allowed, ", ") +
-                            (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
-        }
-        value = text;
-      });
+  add(names, joined(allowed, "|"), help, false, false);
+  state_->last().set = [&value, key = state_->last().key, allowed](const auto& all) {
+    const auto& text = all.back();
+    if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
+      const std::string near = nearest_name(text, allowed);
+      throw ConfigError("[" + key + "] got " + quoted_word(text) + ", expected one of " + joined(allowed, ", ") +
+                        (near.empty() ? "" : ". Hint: did you mean \"" + near + "\"?"));
+    }
+    value = text;
+  };
 }
 
 void Command::numbers(const std::string& names, std::vector<std::int64_t>& values, const std::string& value_name,
                       const std::string& help, std::int64_t least, std::int64_t most) {
   add(names, value_name, help, false, false);
   state_->last().list = true;
-  const std::string key = state_->last().key;
-  state_->last().cli = state_->app
-                           .add_option_function<std::vector<std::string>>(
-                               key,
-                               [&values, key, least, most](const std::vector<std::string>& all) {
-                                 values.clear();
-                                 for (const auto& text : all) values.push_back(whole_number(key, text, least, most));
-                               })
-                           ->expected(1)
-                           ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  state_->last().set = [&values, key = state_->last().key, least, most](const auto& all) {
+    values.clear();
+    for (const auto& text : all) values.push_back(whole_number(key, text, least, most));
+  };
 }
 
 void Command::repeated(const std::string& names, std::vector<std::string>& values, const std::string& value_name,
                        const std::string& help) {
   add(names, value_name, help, true, false);
-  // One value at a time: CLI11's lists would consume the following words.
-  state_->last().cli = state_->app
-                           .add_option_function<std::vector<std::string>>(
-                               state_->last().key, [&values](const std::vector<std::string>& all) { values = all; })
-                           ->expected(1)
-                           ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  state_->last().set = [&values](const auto& all) { values = all; };
 }
 
 void Command::no_effect(const std::string& names, bool takes_value, const std::string& reason) {
@@ -183,18 +193,16 @@ void Command::refused(const std::string& names, bool takes_value, const std::str
 void Command::section(const std::string& title) { state_->headings.push_back({state_->options.size(), title}); }
 
 void Command::positional(std::string& value, const std::string& value_name, const std::string& help, bool required) {
-  state_->positionals.emplace_back(value_name, help);
-  state_->app.add_option(value_name, value)->required(required);
+  state_->positionals.push_back({.name = value_name, .help = help, .one = &value, .required = required});
 }
 
 void Command::positionals(std::vector<std::string>& values, const std::string& value_name, const std::string& help,
-                          std::size_t least) {
-  state_->positionals.emplace_back(value_name, help);
-  state_->app.add_option(value_name, values)->required(least > 0)->expected(static_cast<int>(least), 1 << 20);
+                          bool required) {
+  state_->positionals.push_back({.name = value_name, .help = help, .rest = &values, .required = required});
 }
 
 void Command::trailing(std::vector<std::string>& words, const std::string& value_name, const std::string& help) {
-  state_->positionals.emplace_back(value_name, help);
+  state_->positionals.push_back({.name = value_name, .help = help});
   trailing_ = &words;
 }
 
@@ -205,28 +213,20 @@ void Command::config(std::string& file, std::vector<std::pair<std::string, std::
   set_ = &set;
 }
 
-std::vector<std::string> Command::normalise(const std::vector<std::string>& words) {
-  std::vector<std::string> options, positionals;
-  std::vector<std::string> names;
+std::vector<std::string> Command::assign(const std::vector<std::string>& words) {
+  std::vector<std::string> positionals, names;
   for (const auto& [name, option] : state_->by_name)
     if (name.size() > 2 && option->refusal.empty()) names.push_back(name);
   const auto unknown = [&](const std::string& word) {
     std::string near = nearest_name(dashes(word), names);
     if (near.empty())  // "--gups" for "--num-gpus": a part of a name
       for (const std::string& name : names)
-        for (const std::string& part : CLI::detail::split(name, '-'))
+        for (const std::string& part : parts_of(name, '-'))
           if (near.empty() && part.size() >= 4 && word.size() >= 5 &&
               !nearest_name(dashes(word).substr(2), {part}).empty())
             near = name;
     throw ConfigError("[" + word.substr(0, 80) + "] got an unknown option, expected one of `" + words_of(name_) +
                       " --help`" + (near.empty() ? "" : ". Hint: did you mean " + near + "?"));
-  };
-  const auto put = [&](const State::Option& option, const std::string* value) {
-    options.push_back(value ? option.key + "=" + *value : option.key);
-    if (value && value->empty()) {  // CLI11 treats "--name=" as a flag
-      options.back() = option.key;
-      options.push_back("");
-    }
   };
   const auto is_name = [](const std::string& word) {
     const bool negative =
@@ -242,7 +242,7 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
     if (!option.no_effect.empty()) {
       notices_.push_back(written + " has no effect: " + option.no_effect);
     } else {
-      put(option, value);
+      option.values.push_back(value ? *value : "");
     }
   };
   std::size_t i = 0;
@@ -279,7 +279,7 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
       } else {
         const std::string value = value_of(*option, written);
         take(*option, written, &value);
-        while (option->list && i + 1 < words.size() && !is_name(words[i + 1])) put(*option, &words[++i]);
+        while (option->list && i + 1 < words.size() && !is_name(words[i + 1])) option->values.push_back(words[++i]);
       }
     } else {
       for (std::size_t at = 1; at < word.size(); ++at) {
@@ -302,10 +302,30 @@ std::vector<std::string> Command::normalise(const std::vector<std::string>& word
     trailing_->assign(words.begin() + static_cast<std::ptrdiff_t>(std::min(i, words.size())), words.end());
   } else {
     for (; i < words.size(); ++i) positionals.push_back(words[i]);
-    if (!positionals.empty()) options.push_back("--");
-    options.insert(options.end(), positionals.begin(), positionals.end());
   }
-  return options;
+  return positionals;
+}
+
+void Command::set_positionals(const std::vector<std::string>& words) {
+  auto next = words.begin();
+  for (auto& positional : state_->positionals) {
+    if (!positional.one && !positional.rest) continue;  // trailing words
+    if (next == words.end()) {
+      if (positional.required)
+        throw ConfigError("[" + words_of(name_) + "] got no " + positional.name +
+                          ", expected one. Hint: " + words_of(name_) + " --help");
+      continue;
+    }
+    if (positional.one) {
+      *positional.one = *next++;
+    } else {
+      positional.rest->assign(next, words.end());
+      next = words.end();
+    }
+  }
+  if (next != words.end())
+    throw ConfigError("[" + words_of(name_) + "] got " + quoted_word(*next) +
+                      ", expected no further word. Hint: " + words_of(name_) + " --help");
 }
 
 bool Command::parse(int argc, char** argv) {
@@ -324,33 +344,17 @@ bool Command::parse(int argc, char** argv) {
   }
 
   const std::vector<std::string> words(argv + 1, argv + argc);
-  std::vector<std::string> normal = normalise(words);
+  const auto positionals = assign(words);
   const auto asked = [&](const char* name) { return state_->find(name)->seen; };
   if (asked("--help") || asked("--version")) {
     print_result(asked("--help") ? help() : "zero " ZERO_VERSION "\n");
     return false;
   }
-  std::reverse(normal.begin(), normal.end());  // CLI11 expects words in reverse order
-  try {
-    state_->app.parse(normal);
-  } catch (const CLI::RequiredError&) {
-    std::string missing;
-    for (const CLI::Option* o : state_->app.get_options())
-      if (o->get_required() && o->count() == 0) missing = o->get_name();
-    throw ConfigError("[" + words_of(name_) + "] got no " + missing + ", expected one. Hint: " + words_of(name_) +
-                      " --help");
-  } catch (const CLI::ExtrasError&) {
-    // Positionals follow a "--", which remains too where the command has none.
-    const auto extras = state_->app.remaining();
-    const auto extra = std::find_if(extras.begin(), extras.end(), [](const auto& word) { return word != "--"; });
-    throw ConfigError("[" + words_of(name_) + "] got " + quoted_word(extra == extras.end() ? "--" : *extra) +
-                      ", expected no further word. Hint: " + words_of(name_) + " --help");
-  } catch (const CLI::ParseError& error) {
-    throw ConfigError("[" + words_of(name_) + "] got " + error.what() + ", expected the form of `" + words_of(name_) +
-                      " --help`");
-  }
+  for (const auto& option : state_->options)
+    if (option->set && !option->values.empty()) option->set(option->values);
+  set_positionals(positionals);
   if (trailing_ && trailing_->empty())
-    throw ConfigError("[" + words_of(name_) + "] got no " + state_->positionals.front().first +
+    throw ConfigError("[" + words_of(name_) + "] got no " + state_->positionals.front().name +
                       ", expected one. Hint: " + words_of(name_) + " --help");
   const auto to_choice = [](const std::string& text) {
     return text == "always" ? report::Choice::Always : text == "never" ? report::Choice::Never : report::Choice::Auto;
@@ -391,7 +395,7 @@ std::string Command::help() const {
     for (std::size_t i = first; i < lines.size(); ++i) out += std::string(kIndent, ' ') + lines[i] + "\n";
   };
   if (!state_->positionals.empty()) out += "\n";
-  for (const auto& [name, help] : state_->positionals) entry(name, help);
+  for (const auto& positional : state_->positionals) entry(positional.name, positional.help);
   std::size_t heading = 0;
   if (state_->headings.empty() || state_->headings[0].first_option > 0) out += "\nOptions\n";
   for (std::size_t i = 0; i < state_->options.size(); ++i) {

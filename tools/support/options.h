@@ -1,6 +1,6 @@
 // Options of a subcommand. Each declaration defines parser, help text and error messages. The rules are in docs/cli.md
 // section 1: --a-b and --a_b are one option, no abbreviations, a single-valued option given twice is an error, an
-// unknown option is reported with the most similar name. Only options.cpp uses CLI11, for conversions.
+// unknown option is reported with the most similar name.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -49,7 +49,7 @@ class Command {
 
   void positional(std::string& value, const std::string& value_name, const std::string& help, bool required);
   void positionals(std::vector<std::string>& values, const std::string& value_name, const std::string& help,
-                   std::size_t least);
+                   bool required);
   // Options end at the first other word; that word and all following words are stored unchanged.
   void trailing(std::vector<std::string>& words, const std::string& value_name, const std::string& help);
   // -c/--config (--deepspeed_config), --set KEY=VALUE and --strict. `file` may also be a positional.
@@ -69,7 +69,9 @@ class Command {
   struct State;
   void add(const std::string& names, const std::string& value_name, const std::string& help, bool repeated,
            bool hidden);
-  std::vector<std::string> normalise(const std::vector<std::string>& words);
+  // Words to options; returns the positionals.
+  std::vector<std::string> assign(const std::vector<std::string>& words);
+  void set_positionals(const std::vector<std::string>& words);
   std::string name_, summary_, usage_, example_;
   Global global_;
   std::string color_ = "auto", progress_ = "auto";
