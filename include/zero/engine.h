@@ -85,7 +85,7 @@ class ZERO_API Engine {
   void set_own_gradient(const std::string& name, const at::Tensor& values);
   // [collective] At a gradient accumulation boundary: unscales, clips, updates, and all-gathers updated parameters.
   // Otherwise [local], with updated == false. Throws IoError if an offload file fails, InternalError (kNumerical) after
-  // libzero.max_skipped_steps consecutive overflows, or if ranks differ in what they hold alike
+  // libzero.max_skipped_steps consecutive overflows, or if replicated state differs between ranks
   // (libzero.replica_check_steps).
   StepResult step();
   bool is_gradient_accumulation_boundary() const;  // [local] whether the next step() updates

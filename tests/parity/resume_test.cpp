@@ -309,7 +309,7 @@ TEST(CheckpointRefuses, AMissingDirectoryOrTag) {
         ExitCode::kCheckpoint);
   };
   EXPECT_TRUE(contains(load(folder.path() / "none", ""), "no such directory"));
-  EXPECT_TRUE(contains(load(folder.path(), ""), "no whole checkpoint"));
+  EXPECT_TRUE(contains(load(folder.path(), ""), "no complete checkpoint"));
   on_ranks(2,
            [&](const auto& comm) { Rank(setup, problem("mlp"), comm).engine.save_checkpoint(folder.path(), "here"); });
   const auto text = load(folder.path(), "there");

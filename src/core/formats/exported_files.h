@@ -7,7 +7,7 @@
 namespace zero::formats {
 
 // Checks that the exported files, if there are any, hold every parameter and buffer once, in the shape and dtype that
-// the manifest says, and that the index says which is where. Their hashes are the caller's matter. Throws IoError
+// the manifest says, and that the index says which is where. The caller compares their hashes. Throws IoError
 // (kCheckpoint).
 void require_exported(const Folder& folder, const Manifest& manifest);
 

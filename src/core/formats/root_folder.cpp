@@ -409,8 +409,8 @@ Choice choose(FsOps& fs, const std::string& root_path, const std::string& tag, N
   }
   std::string faults;
   for (const auto& notice : choice.notices) faults += "\n  " + notice;
-  fail_damaged(root_path, (unused.empty() ? "there is no whole checkpoint here"
-                                          : "there is no whole checkpoint here that a run can go on from") +
+  fail_damaged(root_path, (unused.empty() ? "there is no complete checkpoint here"
+                                          : "there is no complete checkpoint here that a run can resume from") +
                               faults + unused);
 }
 

@@ -34,7 +34,7 @@ float to_odd(double value) {
   auto nearest = static_cast<float>(value);
   if (std::isnan(nearest) || static_cast<double>(nearest) == value) return nearest;
   std::uint32_t bits;
-  // Toward zero, then the last bit says that something was cut off.
+  // Rounds toward zero with a sticky last bit (round to odd).
   if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) nearest = std::nextafter(nearest, 0.0f);
   std::memcpy(&bits, &nearest, sizeof bits);
   bits |= 1;

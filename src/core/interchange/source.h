@@ -1,4 +1,4 @@
-// A set of tensors in someone's files: a checkpoint of libzero, DeepSpeed, torch.distributed or torch, or a directory
+// A read-only set of tensors in files: a checkpoint of libzero, DeepSpeed, torch.distributed or torch, or a directory
 // of safetensors. Only headers and tables are read when it is opened; elements are read by range. Nothing in a file is
 // ever executed. No torch.
 #pragma once
@@ -23,7 +23,7 @@ struct SourceTensor {
   std::vector<std::int64_t> shape;
 };
 
-// The loss scale of training in fp16: the state of optim::LossScaler, and the settings that it goes on by.
+// The loss scale of training in fp16: the state of optim::LossScaler, and its settings.
 struct SourceScaler {
   bool dynamic = true;
   double scale = 1;
@@ -37,7 +37,7 @@ struct SourceScaler {
 // groups of parameters have.
 using SourceSettings = std::map<std::string, std::set<double>>;
 
-// Where a run stood, as far as the files say.
+// Progress of the training that the files record.
 struct SourceProgress {
   std::int64_t global_steps = 0, applied_steps = 0, skipped_steps = 0, global_samples = 0;
   std::string optimizer;                    // "Adam", "AdamW", ...; empty: unknown

@@ -1,4 +1,4 @@
-// What the sources of files of torch have in common: tensors that are made of pieces of stored tensors. A reader of a
+// Base of the readers of torch files: tensors that are made of pieces of stored tensors. A reader of a
 // format says which pieces; this reads them, in any range, with every record's CRC compared before its first use.
 #pragma once
 #include <cstdint>

@@ -423,7 +423,7 @@ bool merge_trace_parts(const Trace::Setup& setup) {
     const int error = errno;
     std::remove(partial.c_str());
     throw IoError(base::join("[trace] got \"", std::strerror(error), "\" for ", setup.file,
-                             ", expected to write it. Hint: the parts of the ranks stay beside it."));
+                             ", expected to write it. Hint: the files of the ranks are kept in the same folder."));
   }
   for (int rank = 0; rank < setup.ranks; ++rank) std::remove(Trace::part_name(setup.file, rank).c_str());
   return true;

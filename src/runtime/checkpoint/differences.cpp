@@ -223,7 +223,7 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   for (const auto& text : choice.notices) notice(text);
   if (options.weights_only)
     base::log(LogLevel::Info, base::join("checkpoint ", choice.tag, ": taking the weights of step ",
-                                         manifest.global_steps, " alone; the optimizer and all counts start anew"));
+                                         manifest.global_steps, " alone; optimizer states and counters are reset"));
   if (!same_layout(state, manifest)) {
     const auto& mesh = *state.parts.mesh;
     base::log(

@@ -24,7 +24,7 @@ namespace {
 
 constexpr const char* kKeeping = "keep_snapshot";
 
-// Whatever must be equal for a rank to go on with what a rank of an earlier attempt has kept.
+// All that must be equal for a rank to restore the snapshot of an earlier attempt.
 std::string key_of(engine::State& state, const base::KeptMemory& memory, const std::string& root,
                    const std::vector<engine::StatePiece>& pieces) {
   const auto& mesh = *state.parts.mesh;

@@ -148,7 +148,7 @@ class Loader {
           const auto found = names.find({piece.kind, piece.name});
           if (found == names.end() || found->second->shape != source->shape || found->second->dtype != source->dtype)
             formats::fail_damaged(folder_.path_of(formats::kManifestName),
-                                  "has a buffer " + piece.name + " that not all ranks have alike");
+                                  "has a buffer " + piece.name + " that differs between ranks");
           collect(piece, *found->second, true);
         }
       } else {
@@ -245,7 +245,7 @@ class Loader {
     if (!same) seed_generator(formats::hash_of(generator_state_.const_data_ptr(), generator_state_.nbytes()));
   }
 
-  // Other ranks than those that saved: no stream is that of one of them, and none is used twice.
+  // Another number of ranks: each gets a stream of its own, which none of those that saved had.
   void seed_generator(const std::string& origin) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>();
     const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.parts.comm->size(), " ",

@@ -226,7 +226,7 @@ void compare_replicas(Parts& p) {
       add(differences(*p.tensor_group, rank, replicas));
     }
     if (text.empty()) return "";
-    throw InternalError(p.where("step") + "what ranks have alike differs: " + text +
+    throw InternalError(p.where("step") + "replicated state differs between ranks: " + text +
                             ". Hint: memory or a device of the rank named has changed bits, or the program wrote to "
                             "its parameters on some ranks only. Resume from the last checkpoint, on other hardware if "
                             "it happens again.",

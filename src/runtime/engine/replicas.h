@@ -1,4 +1,4 @@
-// Finds ranks whose copies of what all ranks have alike have changed: a flipped bit of memory, a faulty device.
+// Detects replicas that diverged between ranks: a flipped bit of memory, a faulty device.
 #pragma once
 #include "engine/parts.h"
 

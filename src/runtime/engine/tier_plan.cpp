@@ -68,7 +68,7 @@ void TierPlan::check_device() const {
   if (run_.sharding.params && settings_.zero.offload_param.device == OffloadDevice::Nvme && !offloads)
     throw ConfigError(
         base::join("[Engine] zero_optimization.offload_param.device: got \"nvme\" with the optimizer "
-                   "on a GPU, expected offload_optimizer.device cpu or nvme beside it (",
+                   "on a GPU, expected offload_optimizer.device cpu or nvme as well (",
                    who(), ")."));
 }
 

@@ -326,7 +326,7 @@ FailureReport find_root_cause(const Evidence& e) {
   if (r.rank >= 0) r.rank += e.first_rank;
   if (!with_it.empty()) r.cause += ", and with it " + list(with_it);
   r.hint = hint_of(r, hang);
-  if (root && !root->lost.empty()) r.hint = "check that host and the network to it; its processes end by themselves";
+  if (root && !root->lost.empty()) r.hint = "check the host and its network; its processes end on their own";
   if (root && peer_loss(*root, e.pages) && r.hint.empty()) {
     // No rank failed differently; a rank that ended early with exit code 0 may be the reason.
     for (const Death& d : e.deaths) {

@@ -183,7 +183,7 @@ Cell difference(std::uint64_t planned, std::uint64_t measured) {
 }
 
 std::string planned_section(const Runs& runs) {
-  HtmlTable table("planned", "Rank 0: planned beside measured", {"run, what", "planned", "measured", "difference"});
+  HtmlTable table("planned", "Rank 0: planned and measured", {"run, what", "planned", "measured", "difference"});
   HtmlTable purposes("planned purposes", "At rest, by purpose", {"run, purpose", "planned", "measured", "off"});
   bool any = false;
   for (std::size_t i = 0; i < runs.size(); ++i) {
