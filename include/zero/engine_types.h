@@ -64,6 +64,9 @@ struct SaveOptions {
   // Masters, frozen parameters and buffers alone. Such a checkpoint loads with LoadOptions::weights_only; a load
   // without a tag skips it, it is never the `latest`, and it does not replace one that can be resumed from.
   bool weights_only = false;
+  // Without frozen parameters: those of a base model, which the program loads before the engine. A load has to name
+  // them in LoadOptions::partial, and they keep their values.
+  bool exclude_frozen = false;
 };
 
 // What load_checkpoint() takes. (DeepSpeed: load_module_only, load_optimizer_states, load_lr_scheduler_states.)

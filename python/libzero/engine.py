@@ -401,7 +401,13 @@ class Engine:
 
     # ---- checkpoints ----
     def save_checkpoint(
-        self, path: str | os.PathLike[str], tag: str, *, user_state: Any = None, weights_only: bool = False
+        self,
+        path: str | os.PathLike[str],
+        tag: str,
+        *,
+        user_state: Any = None,
+        weights_only: bool = False,
+        exclude_frozen_parameters: bool = False,
     ) -> None:
         """[collective] Writes the checkpoint PATH/TAG. user_state: stored with it as JSON; rank 0's is saved.
 
@@ -409,11 +415,12 @@ class Engine:
         (get_extra_state), each rank's own where they differ.
 
         weights_only: masters, frozen parameters and buffers alone; only load_checkpoint(weights_only=True) takes it.
+        exclude_frozen_parameters: without those of a base model; load_checkpoint(partial=) has to name them.
         With "checkpoint": {"writer": {"decoupled": true}} files are written while training goes on. The checkpoint is
         complete after finish_checkpoint(), or the first step() that finds it written.
         """
         self._prepare_save(user_state)
-        self._native.save_checkpoint(os.fspath(path), tag, weights_only)
+        self._native.save_checkpoint(os.fspath(path), tag, weights_only, exclude_frozen_parameters)
 
     def keep_snapshot(self, path: str | os.PathLike[str], *, user_state: Any = None) -> None:
         """[collective] After every step: keeps states in memory for restarts (docs/checkpoints.md, Kept snapshots)."""

@@ -292,11 +292,12 @@ void bind_engine(py::module_& module) {
         [](const PyEngine& self, const py::object& module) { refresh_parameters(*self.held()->model, module); });
   c.def("refresh_buffers",
         [](const PyEngine& self, const py::object& module) { refresh_buffers(*self.held()->model, module); });
-  c.def("save_checkpoint",
-        [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag, bool weights_only) {
-          self.run("libzero::save_checkpoint",
-                   [&](zero::Engine& engine) { engine.save_checkpoint(dir, tag, {.weights_only = weights_only}); });
-        });
+  c.def("save_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag,
+                              bool weights_only, bool exclude_frozen) {
+    self.run("libzero::save_checkpoint", [&](zero::Engine& engine) {
+      engine.save_checkpoint(dir, tag, {.weights_only = weights_only, .exclude_frozen = exclude_frozen});
+    });
+  });
   c.def("keep_snapshot", [](const PyEngine& self, const std::filesystem::path& dir) {
     self.run("libzero::keep_snapshot", [&](zero::Engine& engine) { engine.keep_snapshot(dir); });
   });

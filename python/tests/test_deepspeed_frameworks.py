@@ -430,6 +430,7 @@ def test_a_checkpoint_of_an_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
     engine, _, _, _ = deepspeed.initialize(model=model_of(5), config=config(3))
     one_step(engine)
     assert engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True) is True
+    assert not list(tmp_path.glob("*/frozen-*"))
     again, _, _, _ = deepspeed.initialize(model=model_of(6), config=config(3))
     path, _ = again.load_checkpoint(tmp_path, load_module_strict=False)
     assert path is not None and again.global_steps == 1
@@ -565,3 +566,22 @@ def test_ranks_that_differ_are_told_the_calls_of_the_program(programs: Programs)
         rc=6,
     )
     assert "got different calls" in out and "[Engine::save_checkpoint] " in out, out
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_error_of_endless_overflow_names_the_rank_whose_loss_it_was(programs: Programs, stage: int) -> None:
+    out = programs.ranks(
+        f"""
+        settings = config({stage}, libzero={{"max_skipped_steps": 2}}, gradient_accumulation_steps=2)
+        engine = libzero.Engine(network(), settings)
+        for step in range(9):
+            x = batch(engine.comm.rank, step)
+            if engine.comm.rank == 1 and step % 2 == 0:
+                x[2, 3] = float("nan")
+            engine.backward(engine(x).square().mean())
+            engine.step()
+        """,
+        rc=7,
+    )
+    assert "2 steps in a row had non-finite gradients" in out
+    assert "the loss of the last step was not finite on rank 1. Hint" in out, out

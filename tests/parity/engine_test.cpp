@@ -360,6 +360,7 @@ TEST(Engine, TenOverflowsInARowEndTheRun) {
   });
   for (const auto& error : errors) {
     EXPECT_TRUE(contains(error, "10 steps in a row")) << error;
+    EXPECT_TRUE(contains(error, "not finite on rank 0, 1. Hint")) << error;
     EXPECT_TRUE(contains(error, "layers.")) << error;
   }
 }

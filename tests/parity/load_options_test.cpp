@@ -496,5 +496,35 @@ TEST(LoadOptions, A16BitModelReplacesTheOneBefore) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path() / "out"), fs::directory_iterator()), 2);
 }
 
+TEST(LoadOptions, FrozenParametersOfABaseModelCanBeLeftOut) {
+  for (const int stage : {1, 3})
+    for (const char* writer : {"", R"(, "checkpoint": {"writer": {"decoupled": true}})"}) {
+      const TempFolder folder;
+      auto setup = setup_of("frozen", 2, stage);
+      setup.extra = writer;
+      on_ranks(2, [&](const auto& comm) {
+        Trial run(setup, comm);
+        std::vector<std::string> frozen;
+        for (const auto& item : run.module->named_parameters())
+          if (!item.value().requires_grad()) frozen.push_back(item.key());
+        ASSERT_FALSE(frozen.empty());
+        run.train(0, 3);
+        run.engine.save_checkpoint(folder.path(), "adapter", {.exclude_frozen = true});
+        run.engine.finish_checkpoint();
+        EXPECT_FALSE(fs::exists(folder.path() / "adapter" / "frozen-00000.safetensors"));
+        run.train(3, 5);
+        Trial other(setup, comm);
+        const auto before = other.masters().at(frozen[0]);
+        EXPECT_THROW(other.engine.load_checkpoint(folder.path()), ConfigError);
+        other.engine.load_checkpoint(folder.path(), "", {.partial = frozen});
+        EXPECT_TRUE(other.masters().at(frozen[0]).equal(before));
+        other.train(3, 5);
+        const auto wanted = run.masters();
+        for (const auto& [name, values] : other.masters()) EXPECT_TRUE(values.equal(wanted.at(name))) << name;
+        comm->barrier();
+      });
+    }
+}
+
 }  // namespace
 }  // namespace zero::test::load_options_test

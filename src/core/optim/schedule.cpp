@@ -139,7 +139,7 @@ double Schedule::rate(int group, std::int64_t s) const {
     }
     case ScheduleType::WarmupCosineLR: {
       const double first = c.warmup_min_ratio, last = c.cos_min_ratio;
-      if (s < 0) return own * first;
+      if (s < 0) return 0;  // DeepSpeed's, whatever warmup_min_ratio is
       if (s < n) return own * (first + (1 - first) * warmup(s));
       const double q = std::min(1.0, of_decay(s - n + 1));
       return own * (last + (1 - last) * (1 + std::cos(std::numbers::pi * q)) / 2);

@@ -18,8 +18,8 @@ class Schedule {
 
   // The index s of the update that follows `applied` updates: applied + last_batch_iteration + 1.
   std::int64_t index(std::int64_t applied) const { return applied + settings_.last_batch_iteration + 1; }
-  // The group's learning rate at index s. s = -1 gives the minimum of the Warmup* schedules (with last_batch_iteration
-  // -2 they lag one update behind, as DeepSpeed's do); the other schedules treat it as 0.
+  // The group's learning rate at index s. With last_batch_iteration -2 the Warmup* schedules lag one update behind, as
+  // DeepSpeed's do: s = -1 gives warmup_min_lr, or 0 of WarmupCosineLR; the other schedules treat it as 0.
   double rate(int group, std::int64_t s) const;
   // betas[0] at index s if the schedule sets it (OneCycle with cycle_momentum); always below 1.
   std::optional<double> momentum(int group, std::int64_t s) const;

@@ -59,6 +59,8 @@ void Save::begin(const std::string& wanted_tag) {
     if (comm_.rank() != 0) return "";
     manifest_ = manifest_of(state_);
     manifest_.missed_steps.insert(missed.begin(), missed.end());
+    if (options_.exclude_frozen)
+      std::erase_if(manifest_.tensors, [](const formats::Tensor& tensor) { return tensor.kind == kFrozen; });
     if (!options_.weights_only) return "";
     manifest_.slots.clear();
     manifest_.set_rates.clear();
@@ -97,8 +99,11 @@ void Save::agree_on_request(const std::string& wanted_tag) {
     if (options_.weights_only)
       std::erase_if(pieces_,
                     [](const engine::StatePiece& piece) { return is_slot(piece.kind) || piece.kind == kPrivate; });
+    if (options_.exclude_frozen)
+      std::erase_if(pieces_, [](const engine::StatePiece& piece) { return piece.kind == kFrozen; });
     std::string text =
-        base::join(wanted_tag, "\n", state_.parts.program->steps(), options_.weights_only ? ", weights only\n" : "\n");
+        base::join(wanted_tag, "\n", state_.parts.program->steps(), options_.weights_only ? ", weights only" : "",
+                   options_.exclude_frozen ? ", without frozen parameters\n" : "\n");
     for (const auto& piece : pieces_) (void)file_dtype(piece.dtype, piece.name);
     return text + hashes_of_buffers(pieces_);
   });

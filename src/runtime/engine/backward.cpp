@@ -42,7 +42,11 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   listener_.begin_phase();
   page.set_phase(observe::StatusPhase::Backward);
   const auto before = p_.accumulated();
-  if (before.passes == 0) choose_active();
+  if (before.passes == 0) {
+    choose_active();
+    losses_.clear();
+  }
+  if (loss.defined()) losses_.push_back(loss.detach());
   const bool retains = options.retain_graph || options.create_graph;
   keeps_graph_ = options.create_graph;
   p_.program->begin_backward({.retains = retains, .keeps_graph = keeps_graph_, .recoverable = options.recoverable});
@@ -64,6 +68,11 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   listener_.count_bytes();
   if (!retains) p_.progress.backward_since_step = true;
   page.set_phase(observe::StatusPhase::Idle);
+}
+
+bool Backward::losses_are_finite() const {
+  return std::all_of(losses_.begin(), losses_.end(),
+                     [](const at::Tensor& loss) { return at::isfinite(loss).all().item<bool>(); });
 }
 
 // Tensor-parallel ranks compute one loss. Another seed or sampler on one of them would train a mixture.

@@ -21,6 +21,8 @@ class Backward {
   // Ends the micro-batch without another loss: takes the gradients that earlier passes left.
   void close_micro_batch() { run_pass(at::Tensor(), {}); }
   std::int64_t discard_micro_batch();
+  // Whether this rank's losses of the step, or of the last one, are finite. Waits for them.
+  bool losses_are_finite() const;
   void on_gradient(int group, int member);
 
   // Groups that were frozen at construction but now have a parameter that requires grad: compares them over ranks
@@ -47,6 +49,7 @@ class Backward {
   const Checks& checks_;
   ForwardListener& listener_;
   std::vector<std::string> unused_;  // parameters without a gradient in this micro-batch
+  std::vector<at::Tensor> losses_;   // of this step's passes, without their graphs
   bool keeps_graph_ = false, compared_losses_ = false, looked_for_sequence_ = false;
 };
 

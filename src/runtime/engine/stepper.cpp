@@ -171,18 +171,24 @@ std::string Stepper::find_non_finite() const {
   return "";
 }
 
-// After too many consecutive steps with non-finite gradients: every rank throws, naming rank and parameter.
+// After too many consecutive steps with non-finite gradients: every rank throws, naming the parameter, whose gradient
+// is a sum over ranks, and the ranks whose own loss is not finite.
 void Stepper::fail_numerically() {
   compare_replicas(p_);  // what one rank's parameters have caused is not a matter of gradients
-  std::string culprits;
-  const auto names = p_.comm->all_gather_bytes(find_non_finite());
-  for (std::size_t r = 0; r < names.size(); ++r)
+  std::string culprits, losses;
+  auto names = p_.comm->all_gather_bytes(find_non_finite() + (backward_.losses_are_finite() ? "" : "\n"));
+  for (std::size_t r = 0; r < names.size(); ++r) {
+    if (names[r].ends_with('\n')) {
+      names[r].pop_back();
+      losses += base::join(losses.empty() ? "; the loss of the last step was not finite on rank " : ", ", r);
+    }
     if (!names[r].empty())
       culprits += base::join(culprits.empty() ? "" : ", ", p_.settings.zero.quantized_gradients ? "or beside " : "",
                              names[r], " (in the shard of rank ", r, ")");
+  }
   throw InternalError(
       p_.where("step") + base::join(p_.scaler->state().floor, " steps in a row had non-finite gradients, first in ",
-                                    culprits,
+                                    culprits, losses,
                                     ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
                                     "sets the limit."),
       ExitCode::kNumerical);

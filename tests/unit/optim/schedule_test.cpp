@@ -86,7 +86,7 @@ TEST(Schedule, WarmupCosineLR) {
   auto settings = warmup(ScheduleType::WarmupCosineLR, 4, false, 8);
   settings.warmup_min_ratio = 0.2;
   const Schedule from_ratio(settings, {1, 10});
-  EXPECT_DOUBLE_EQ(from_ratio.rate(0, -1), 0.2);
+  EXPECT_DOUBLE_EQ(from_ratio.rate(0, -1), 0);  // the first update, as in DeepSpeed
   EXPECT_DOUBLE_EQ(from_ratio.rate(0, 0), 0.2);
   EXPECT_DOUBLE_EQ(from_ratio.rate(0, 2), 0.6);
   EXPECT_DOUBLE_EQ(from_ratio.rate(1, 2), 6);

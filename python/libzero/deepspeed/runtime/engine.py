@@ -40,7 +40,7 @@ from libzero.deepspeed.runtime.config import (
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
 from libzero.deepspeed.utils import groups
-from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger
+from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
 from libzero.engine import Engine
 from libzero.errors import ConfigError
@@ -654,17 +654,11 @@ class DeepSpeedEngine(torch.nn.Module):
         """[collective] Writes SAVE_DIR/TAG in libzero's format (docs/checkpoints.md); tag: "global_stepN" if not given.
 
         client_state: rank 0's is saved; tensors, numbers, text, lists, tuples and dicts of them. TypeError for other
-        objects. save_latest: a load without a tag takes this one. exclude_frozen_parameters: accepted, but the
-        checkpoint has frozen parameters as well, and a load restores them; a notice says so. False: with
-        libzero.save_errors "warn" it has failed. Of a save in the background (checkpoint.writer.decoupled) True says
-        that it has begun. zero_to_fp32.py in SAVE_DIR writes a checkpoint's weights in fp32.
+        objects. save_latest: a load without a tag takes this one. exclude_frozen_parameters: without them, and
+        load_checkpoint() leaves the model's as they are. False: with libzero.save_errors "warn" it has failed. Of a
+        save in the background (checkpoint.writer.decoupled) True says that it has begun. zero_to_fp32.py in SAVE_DIR
+        writes a checkpoint's weights in fp32.
         """
-        if exclude_frozen_parameters and any(not p.requires_grad for p in self.module.parameters()):
-            log_dist_once(
-                "save_checkpoint(exclude_frozen_parameters=True): the checkpoint has the frozen parameters as well. "
-                "Hint: save_16bit_model(dir, exclude_frozen_parameters=True) writes a file without them.",
-                ranks=(0,),
-            )
         state = {
             "client_state": dict(client_state or {}),
             "counters": {name: getattr(self, name) for name in _COUNTERS},
@@ -677,7 +671,9 @@ class DeepSpeedEngine(torch.nn.Module):
         name = f"global_step{self.global_steps}" if tag is None else str(tag)
         if self.optimizer is not None:
             self.optimizer.push()
-        self._engine.save_checkpoint(save_dir, name, user_state={"deepspeed": encoded(state, "client_state")})
+        without = exclude_frozen_parameters and bool(self._frozen())
+        texts = {"deepspeed": encoded(state, "client_state"), **({"without_frozen": True} if without else {})}
+        self._engine.save_checkpoint(save_dir, name, user_state=texts, exclude_frozen_parameters=without)
         saved = True
         if not save_latest:
             saved = self._engine.finish_checkpoint() != ""  # the tag of rank 0, if ranks passed several
@@ -717,7 +713,7 @@ class DeepSpeedEngine(torch.nn.Module):
                 "cannot load optimizer states beside a custom_load_fn. Hint: load_module_only=True."
             )
         if whole:
-            self._engine.load_checkpoint(load_dir, taken)
+            self._engine.load_checkpoint(load_dir, taken, partial=_left_out(load_dir, taken, self._frozen()))
             text = self._engine.user_state
         else:
             path, manifest = read_manifest(load_dir, taken)
@@ -742,12 +738,29 @@ class DeepSpeedEngine(torch.nn.Module):
                 self.lr_scheduler.load_state_dict(state["lr_scheduler"])
         return str(Path(load_dir) / taken), state.get("client_state", {})
 
+    def _frozen(self) -> list[str]:
+        """[local] The names of frozen parameters, all those of tied ones."""
+        named = self._engine._original.named_parameters(remove_duplicate=False)
+        return [name for name, p in named if not p.requires_grad]
+
     def destroy(self) -> None:
         """[local] Lets go of the model; see libzero.Engine.close(), which completes a save in the background."""
         self._engine.close()
 
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+
+
+def _left_out(folder: str | os.PathLike[str], tag: str, frozen: list[str]) -> list[str]:
+    """Those of these parameters that a checkpoint saved with exclude_frozen_parameters has not."""
+    if not frozen:
+        return []
+    _, manifest = read_manifest(folder, tag)
+    state = json.loads(manifest["user_state"]) if manifest["user_state"] else None
+    if not isinstance(state, dict) or state.get("without_frozen") is not True:
+        return []
+    stored = {tensor["name"] for tensor in manifest["tensors"]}
+    return [name for name in frozen if name not in stored]
 
 
 __getattr__ = module_getattr("deepspeed.runtime.engine")
