@@ -196,7 +196,7 @@ def test_the_name_deepspeed_is_only_taken_by_the_runner(programs: Programs) -> N
 def test_options_of_deepspeeds_launcher_are_left_to_zero_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What `zero run --deepspeed` makes of them: tests/cli/run_test.cpp."""
+    """What `zero run --deepspeed` makes of them: tests/tools/run_test.cpp."""
     started: list[list[str]] = []
 
     def execve(program: str, command: list[str], environment: dict[str, str]) -> None:

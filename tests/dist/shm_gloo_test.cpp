@@ -1,6 +1,6 @@
 // The transport for several hosts, between processes: values, bytes between hosts, and the rank named when a rank dies,
 // stops or does not connect on either host. The hosts are simulated: processes of one machine in two or three groups.
-// Links between network namespaces are tested in tests/cli.
+// Links between network namespaces are tested in tests/tools.
 #include <chrono>
 #include <thread>
 

@@ -7,7 +7,7 @@
 #   checkpoint_faults.py S2 --matrix              every stage, tier and way to save, one after the other
 #   checkpoint_faults.py ... --system dcp|dcp-in-place|deepspeed --python PYTHON     the others, on the same states
 #
-# The subject is a process: tests/fault/save_program.cpp, or tests/peers/checkpoint_subject.py. A checkpoint of step 1 is
+# The subject is a process: tests/fault/save_program.cpp, or tests/fault/checkpoint_subject.py. A checkpoint of step 1 is
 # there; the fault meets the save of step 2, or the checkpoint that it made. Then another process loads the newest
 # checkpoint as a run does that starts again. Right is: the whole state of step 2, or of step 1 if the save had not
 # returned, or an error at a load where a file was changed. Wrong is: nothing can be loaded, other values without an
@@ -102,7 +102,7 @@ def libzero(build, settings):
 
 def peer(system, python, folder):
     path = str(folder / "socket")
-    server = subprocess.Popen([python, ROOT / "tests/peers/checkpoint_subject.py", system, path],
+    server = subprocess.Popen([python, ROOT / "tests/fault/checkpoint_subject.py", system, path],
                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     versions = ""
     while not versions.startswith("versions "):

@@ -37,7 +37,7 @@ pid_t parent_of(pid_t pid) {
 
 Words fake_ssh_environment(const std::string& mark) {
   const char* path = std::getenv("PATH");
-  return {std::string("PATH=" ZERO_SOURCE_DIR "/tests/cli/fake_ssh:") + (path ? path : "/usr/bin:/bin"),
+  return {std::string("PATH=" ZERO_SOURCE_DIR "/tests/tools/fake_ssh:") + (path ? path : "/usr/bin:/bin"),
           "FAKE_SSH_MARK=" + mark};
 }
 

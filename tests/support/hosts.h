@@ -1,4 +1,4 @@
-// A job of `zero run` over several hosts that are reached through tests/cli/fake_ssh.
+// A job of `zero run` over several hosts that are reached through tests/tools/fake_ssh.
 #pragma once
 #include <sys/types.h>
 

@@ -91,7 +91,7 @@ TEST_F(CaseResults, ASuiteOfSkippedCasesIsAWarning) {
 TEST_F(CaseResults, AClaimWhoseSuiteIsSkippedIsNotShown) {
   const auto self = std::filesystem::read_symlink("/proc/self/exe").string();
   std::filesystem::create_directories(folder_ / "tests");
-  const auto program = folder_ / "tests/cli_programs";
+  const auto program = folder_ / "tests/tools_programs";
   for (const std::string suites : {"Samples.*", "Samples.*:Idle.*"}) {
     std::ofstream(program) << "#!/bin/sh\nexec '" << self
                            << "' --gtest_also_run_disabled_tests '--gtest_filter=" << suites << "'\n";

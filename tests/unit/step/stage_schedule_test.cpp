@@ -1,5 +1,5 @@
 // The schedule of a step from a configuration: its bytes follow the papers' formulas, its events are those derived by
-// hand for a small model, and a run that differs is detected. Comparison with an Engine: tests/cli/explain_test.cpp.
+// hand for a small model, and a run that differs is detected. Comparison with an Engine: tests/tools/explain_test.cpp.
 #include <gtest/gtest.h>
 #include <zero/errors.h>
 #include <zero/plan.h>

@@ -1,4 +1,4 @@
-// `zero run` on several hosts. The others are this machine under another name, reached through tests/cli/fake_ssh.
+// `zero run` on several hosts. The others are this machine under another name, reached through tests/tools/fake_ssh.
 // Tests with separate networks are in run_network_test.cpp.
 #include <gtest/gtest.h>
 #include <signal.h>
