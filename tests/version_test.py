@@ -1,0 +1,31 @@
+# The version has one home, include/zero/version.h. What people read, and what the program says, agree with it.
+#   version_test.py PROGRAM SOURCES     PROGRAM: zero
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+program, sources = sys.argv[1], Path(sys.argv[2])
+header = (sources / "include/zero/version.h").read_text()
+version = re.search(r'#define ZERO_VERSION "(.*)"', header)[1]
+faults = []
+
+
+def compare(place: str, found: list[str]) -> None:
+    if not found:
+        faults.append(f"{place} names no version")
+    faults.extend(f"{place} has {other}, expected {version} as in include/zero/version.h" for other in found if other != version)
+
+
+compare("ZERO_VERSION_MAJOR, _MINOR and _PATCH", [".".join(re.findall(r"#define ZERO_VERSION_[A-Z]+ (\d+)", header))])
+compare("CHANGELOG.md's newest release", re.findall(r"^## \[(\d.*?)\]", (sources / "CHANGELOG.md").read_text(), re.M)[:1])
+compare("README.md's status", re.findall(r"status of version (\S+)", (sources / "README.md").read_text()))
+for path in sorted((sources / "deploy").iterdir()):
+    images = re.findall(r"libzero:(\d\S*)", path.read_text())
+    if images:
+        compare(f"deploy/{path.name}", images)
+answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+compare("zero --version", re.findall(r"zero (\S+)", answer))
+for fault in faults:
+    print(fault)
+sys.exit(1 if faults else 0)
