@@ -23,39 +23,27 @@ set(ZERO_TESTS_WITHOUT "" CACHE STRING "Cases that no entry runs: patterns of Go
 option(ZERO_TEST_FILES_ALONE "A program for each file of tests: a few of them are built sooner, all of them later" OFF)
 set(ZERO_TEST_LABELS unit dist parity fault cli gpu nightly)
 
-# One precompiled header for the tests that know torch, and one for those that do not.
+# A precompiled header for the tests without torch. The others use the library's.
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns a precompiled header of the tests.\n")
 function(zero_test_flags target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src/core ${PROJECT_SOURCE_DIR}/src/runtime
     ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${target} PRIVATE NDEBUG ZERO_BINARY_DIR="${CMAKE_BINARY_DIR}" ZERO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  # A third less time to compile than -O2.
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   # GCC 12 warns of its own std::string: "literal" + std::string (GCC bug 105651).
   target_compile_options(${target} PRIVATE
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>")
-  target_link_libraries(${target} PRIVATE GTest::gtest)
+  target_link_libraries(${target} PRIVATE GTest::gtest zero_o1)
 endfunction()
 add_library(zero_test_pch OBJECT ${CMAKE_BINARY_DIR}/test_pch.cpp)
 zero_test_flags(zero_test_pch)
 target_precompile_headers(zero_test_pch PRIVATE <gtest/gtest.h> <filesystem> <fstream> <functional> <string> <vector>)
-if(NOT ZERO_SANITIZE)
-  add_library(zero_torch_test_pch OBJECT ${CMAKE_BINARY_DIR}/test_pch.cpp)
-  zero_test_flags(zero_torch_test_pch)
-  target_link_libraries(zero_torch_test_pch PRIVATE torch::cpu)
-  target_precompile_headers(zero_torch_test_pch PRIVATE ${ZERO_TORCH_HEADERS} <gtest/gtest.h>)
-endif()
 
 # Flags and headers of tests, for object libraries and programs.
 function(zero_use_test target torch)
   zero_test_flags(${target})
   if(torch)
     target_link_libraries(${target} PRIVATE torch::cpu)
-    if(ZERO_SANITIZE)  # compiled like the library, and a few tests do not repay a header of their own
-      target_precompile_headers(${target} REUSE_FROM zero_torch_pch)
-    else()
-      target_precompile_headers(${target} REUSE_FROM zero_torch_test_pch)
-    endif()
+    target_precompile_headers(${target} REUSE_FROM zero_torch_pch)
   else()
     target_precompile_headers(${target} REUSE_FROM zero_test_pch)
   endif()
@@ -69,6 +57,7 @@ function(zero_make_test_program name)
   cmake_parse_arguments(ARG "TORCH" "" "LAYERS;LIBS;SOURCES;NEEDS" ${ARGN})
   list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/tests/)
   add_executable(${name} ${ARG_SOURCES})
+  set_source_files_properties(${ARG_SOURCES} TARGET_DIRECTORY ${name} PROPERTIES UNITY_GROUP sources)
   zero_use_test(${name} ${ARG_TORCH})
   if(ARG_LAYERS)
     foreach(layer ${ARG_LAYERS})
@@ -186,7 +175,7 @@ function(zero_test_file name)
   target_sources(${ARG_PROGRAM} PRIVATE ${file})
   get_property(files GLOBAL PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM})
   list(LENGTH files group)
-  math(EXPR group "${group} / 8")
+  math(EXPR group "${group} / 12")
   set_property(GLOBAL APPEND PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM} ${file})
   set_source_files_properties(${file} TARGET_DIRECTORY ${ARG_PROGRAM} PROPERTIES UNITY_GROUP tests_${group})
   # Sources shared by files of one program are compiled and linked once.

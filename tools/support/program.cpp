@@ -8,7 +8,7 @@
 
 namespace zero::cli {
 
-int run_program(const char* program, std::initializer_list<Command> commands, int argc, char** argv) {
+int run_program(const char* program, std::initializer_list<Subcommand> commands, int argc, char** argv) {
   base::fill_standard_streams();  // before anything opens a file
   const std::string word = argc > 1 ? argv[1] : "";
   return guarded(word, [&] {

@@ -39,7 +39,7 @@ void agree_on_random_numbers(const Parts& parts) {
 }
 
 // A hash of the values in fp32.
-std::uint64_t hash_of(const at::Tensor& whole) {
+std::uint64_t hash_of_values(const at::Tensor& whole) {
   constexpr std::int64_t kPart = std::int64_t{1} << 20;  // elements
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(), &XXH3_freeState);
   XXH3_64bits_reset(state.get());
@@ -190,7 +190,7 @@ void adopt_deferred(Parts& parts, Deferred deferred) {
   }
   std::string hashes;
   const auto note = [&](const ModelParameter& parameter) {
-    if (comm.size() > 1) hashes += base::join(parameter.name, " ", hash_of(parameter.tensor.detach()), "\n");
+    if (comm.size() > 1) hashes += base::join(parameter.name, " ", hash_of_values(parameter.tensor.detach()), "\n");
   };
   const auto take = [&](int group, std::size_t i) {
     const auto& member = parts.binding().group(group).members[i];

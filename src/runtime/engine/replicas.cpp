@@ -27,7 +27,7 @@ struct Replica {
 // Elements. Chunks bound the host memory that a parameter of a device takes.
 constexpr std::int64_t kChunk = std::int64_t{1} << 22;
 
-std::uint64_t hash_of(const at::Tensor& flat) {
+std::uint64_t hash_of_bytes(const at::Tensor& flat) {
   if (flat.numel() == 0) return 0;
   if (flat.is_cpu()) return XXH3_64bits(flat.const_data_ptr(), flat.nbytes());
   std::uint64_t hash = 0;
@@ -80,7 +80,7 @@ std::vector<Replica> replicas_of(const Parts& p, int axis, bool common) {
     for (std::size_t i = 0; i < members.size(); ++i) {
       if (common && members[i].is_cut()) continue;
       replicas.push_back({"parameter " + members[i].name,
-                          hash_of(states.read_params(*p.program->groups()[g], facts.layout.parameter_offset(i),
+                          hash_of_bytes(states.read_params(*p.program->groups()[g], facts.layout.parameter_offset(i),
                                                      facts.layout.parameter_numel(i)))});
     }
   }

@@ -21,7 +21,7 @@ namespace {
 
 using Numbers = std::vector<std::int64_t>;
 
-[[noreturn]] void fail(const std::string& text) { throw ConfigError("[MoE] " + text); }
+[[noreturn]] void fail_moe(const std::string& text) { throw ConfigError("[MoE] " + text); }
 
 // What a recomputation has to repeat exactly.
 struct Plan {
@@ -76,8 +76,8 @@ using Expert = std::function<at::Tensor(const at::Tensor& rows)>;
 at::Tensor run_expert(const Expert& expert, const at::Tensor& rows) {
   auto result = expert(rows);
   if (result.sizes() != rows.sizes())
-    fail(base::join("an expert returned a tensor of shape ", result.sizes(), " for rows of shape ", rows.sizes(),
-                    ", expected the same shape"));
+    fail_moe(base::join("an expert returned a tensor of shape ", result.sizes(), " for rows of shape ", rows.sizes(),
+                        ", expected the same shape"));
   return result.to(rows.scalar_type());  // autocast may have chosen another
 }
 
@@ -117,19 +117,19 @@ void check_input(const at::Tensor& x, const at::Tensor& used_token, const MoeOpt
                  const std::shared_ptr<Communicator>& group) {
   const auto h = options.hidden_size;
   if (!x.defined() || x.dim() < 1 || x.size(-1) != h || !x.is_floating_point())
-    fail(base::join("got ", x.defined() ? base::join(x.toString(), x.sizes()) : "no tensor",
-                    ", expected floating-point values of shape [.., ", h, "]"));
+    fail_moe(base::join("got ", x.defined() ? base::join(x.toString(), x.sizes()) : "no tensor",
+                        ", expected floating-point values of shape [.., ", h, "]"));
   if (used_token.defined()) {
     const auto tokens = x.sizes().slice(0, static_cast<std::size_t>(x.dim() - 1));
     const auto count = c10::multiply_integers(tokens);
     if (used_token.sizes() != tokens && used_token.sizes() != at::IntArrayRef{count})
-      fail(base::join("got used_token of shape ", used_token.sizes(), " for x of shape ", x.sizes(), ", expected ",
-                      tokens, " or [", count, "]"));
+      fail_moe(base::join("got used_token of shape ", used_token.sizes(), " for x of shape ", x.sizes(), ", expected ",
+                          tokens, " or [", count, "]"));
   }
   if (options.ep_size > 1 && (!group || group->size() != options.ep_size))
-    fail(base::join("forward with ep_size ", options.ep_size,
-                    " needs the ranks of an Engine, which this module does not have. Hint: construct the Engine "
-                    "before the first forward, or set ep_size to 1."));
+    fail_moe(base::join("forward with ep_size ", options.ep_size,
+                        " needs the ranks of an Engine, which this module does not have. Hint: construct the Engine "
+                        "before the first forward, or set ep_size to 1."));
 }
 
 // In fp32, also under autocast.
@@ -183,7 +183,7 @@ class Layers final : public torch::nn::SequentialImpl {
 }  // namespace
 
 torch::nn::AnyModule expert_of(const torch::nn::Sequential& layers) {
-  if (layers.is_empty() || layers->is_empty()) fail("got an expert without layers");
+  if (layers.is_empty() || layers->is_empty()) fail_moe("got an expert without layers");
   return torch::nn::AnyModule(
       std::make_shared<Layers>(*layers, [](const torch::nn::AnyModule& layer) { return layer; }));
 }
@@ -247,12 +247,12 @@ void MoeOptions::check() const {
          "None, Jitter or RSample");
   expect(noise != "RSample" || k == 1, "noisy_gate_policy", noise, base::join("None or Jitter for k ", k));
   expect(drop_policy == "probs" || drop_policy == "position", "drop_policy", drop_policy, "probs or position");
-  if (!faults.empty()) fail("invalid options:" + faults);
+  if (!faults.empty()) fail_moe("invalid options:" + faults);
 }
 
 MoEImpl::MoEImpl(MoeOptions o, torch::nn::AnyModule expert) : torch::nn::Module("MoE"), options(std::move(o)) {
   options.check();
-  if (expert.is_empty()) fail("got no expert");
+  if (expert.is_empty()) fail_moe("got no expert");
   for (const auto& parameter : expert.ptr()->parameters())
     if (torch_hooks::is_deferred(parameter)) {
       base::log(LogLevel::Warning,
@@ -283,13 +283,13 @@ void MoEImpl::add_gate() {
 }
 
 void MoEImpl::add_expert(std::int64_t c, torch::nn::AnyModule expert) {
-  if (expert.is_empty()) fail(base::join("got no expert ", c));
+  if (expert.is_empty()) fail_moe(base::join("got no expert ", c));
   experts_module_->register_module(std::to_string(c), expert.ptr());
   experts_.push_back(std::move(expert));
 }
 
 void MoEImpl::add_residual(torch::nn::AnyModule expert) {
-  if (expert.is_empty()) fail("got no expert for use_residual");
+  if (expert.is_empty()) fail_moe("got no expert for use_residual");
   register_module("mlp", expert.ptr());
   mlp_ = std::move(expert);
   coefficient_ = register_module("coefficient", torch::nn::Linear(options.hidden_size, 2));
