@@ -290,6 +290,30 @@ TEST(Gloo, NamesARankThatMakesAnotherCall) {
   }));
 }
 
+// Long before the time limit, here a minute. The other group waits for the first, and is told as well.
+TEST(Gloo, NamesDifferentCallsOfAGroup) {
+  const int port = free_port();
+  expect_all_well(run_processes(4, [&](int rank) {
+    auto comm = open(identity(rank, 4, "run", port));
+    // A group that is no more, with another call of the same number.
+    comm->split(0, rank)->barrier();
+    auto group = comm->split(rank % 2, rank);
+    const auto begin = std::chrono::steady_clock::now();
+    std::string text = "none";
+    try {
+      auto data = torch::ones({300});
+      if (rank % 2 == 0) group->all_reduce(data.narrow(0, 0, rank == 2 ? 299 : 300))->wait();
+      comm->barrier();
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+    require(std::chrono::steady_clock::now() - begin < 30s, "at the time limit: " + text);
+    for (const auto* part : {"got different calls", "rank 0 calls all_reduce", "300", "rank 2 calls all_reduce", "299",
+                             "operation 1 of a group that has both"})
+      require(text.find(part) != std::string::npos, text);
+  }));
+}
+
 // Rank 0 waits in the order of issue before it begins the second; rank 1 waits for the second first.
 TEST(Gloo, AWaitForALaterOperationCompletesTheEarlierOneForThePeers) {
   const auto id = zero::test::fresh_run_id();

@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <limits>
 #include <sstream>
 #include <vector>
@@ -325,6 +326,8 @@ ProcessInfo ProcessInfo::of_members(const std::vector<int>& members, int place, 
   group.run_id = join(run_id, "|", master_addr, ":", master_port, "|", name);
   return group;
 }
+
+std::uint64_t ProcessInfo::group_id() const { return run_ranks.empty() ? 0 : std::hash<std::string>{}(run_id) | 1; }
 
 std::string ProcessInfo::place() const { return join("rank ", rank_in_run(rank), "/", run_size > 0 ? run_size : size); }
 

@@ -1,6 +1,7 @@
 // The identity of a rank, from its launcher's environment variables: torchrun and `zero run`, Open MPI, MPICH and Intel
 // MPI, a Slurm step, or none. No torch, no connections; reads only the variables and the parent process.
 #pragma once
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,6 +28,8 @@ struct ProcessInfo {
   int run_size = 0;
   std::string group;  // its name, if it has one
   int rank_in_run(int rank_here) const;
+  // The same on the members of a group, and another in every other group; 0: all ranks of the run.
+  std::uint64_t group_id() const;
   // This rank as number `place` of `members`, which are ranks here in their new order. `name` distinguishes the group
   // from others of the run. local_rank and local_size are those of a group on one host.
   ProcessInfo of_members(const std::vector<int>& members, int place, const std::string& name) const;

@@ -270,18 +270,19 @@ bool FailureDetector::has(const std::string& key) {
   return keys_.contains(key);
 }
 
-void FailureDetector::began(std::uint64_t sequence, std::string op) {
+void FailureDetector::began(OperationId id, std::string op) {
   std::lock_guard lock(mutex_);
-  own_progress_.begun = sequence;
   if (calls_.size() == kMostCalls) calls_.pop_front();
-  calls_.push_back({sequence, op, net::Clock::now(), false});
+  calls_.push_back({id, op, net::Clock::now(), false});
+  if (id.group != 0) return;
+  own_progress_.begun = id.sequence;
   own_progress_.op = std::move(op);
 }
 
-void FailureDetector::ended(std::uint64_t sequence) {
+void FailureDetector::ended(OperationId id) {
   std::lock_guard lock(mutex_);
-  own_progress_.ended = std::max(own_progress_.ended, sequence);
-  for (auto& call : calls_) call.ended |= call.sequence == sequence;
+  for (auto& call : calls_) call.ended |= call.id == id;
+  if (id.group == 0) own_progress_.ended = std::max(own_progress_.ended, id.sequence);
 }
 
 // Calls that this rank has left count as well: it may have sent what it had to send in a call that others do not make.
@@ -291,24 +292,25 @@ void FailureDetector::report_wait() {
     std::lock_guard lock(mutex_);
     const auto open = std::find_if(calls_.begin(), calls_.end(), [](const OwnCall& call) { return !call.ended; });
     if (failure_ || open == calls_.end() || net::Clock::now() - open->begun < kLongWait) return;
-    const std::pair state(open->sequence, calls_.back().sequence);
+    const std::pair state(open->id, calls_.back().id);
     if (std::exchange(reported_, state) == state) return;
-    for (const auto& call : calls_) lines += base::join(call.sequence, " ", call.op.substr(0, kMostCallBytes), "\n");
+    for (const auto& [id, op, begun, ended] : calls_)
+      lines += base::join(id.group, " ", id.sequence, " ", op.substr(0, kMostCallBytes), "\n");
   }
   if (hub()) return compare_waits(0, lines);
   post(frame::kWaits, rank_, lines, -1);
 }
 
-// Two different calls of the same number never end, so there is nothing to wait for.
+// Two different calls with the same id never end, so there is nothing to wait for.
 void FailureDetector::compare_waits(int rank, const std::string& calls) {
   if (!hub()) return;
   waits_.resize(static_cast<std::size_t>(size_));
   auto& own = waits_[static_cast<std::size_t>(rank)];
   own.clear();
   std::istringstream in(calls);
-  std::uint64_t sequence = 0;
-  for (std::string op; in >> sequence && in.ignore(1) && std::getline(in, op);)
-    own[sequence] = base::printable(op, base::Lines::Escape);
+  OperationId id;
+  for (std::string op; in >> id.group >> id.sequence && in.ignore(1) && std::getline(in, op);)
+    own[id] = base::printable(op, base::Lines::Escape);
   for (const auto& [number, op] : own) {
     for (int other = 0; other < size_; ++other) {
       const auto& theirs = waits_[static_cast<std::size_t>(other)];
@@ -318,7 +320,8 @@ void FailureDetector::compare_waits(int rank, const std::string& calls) {
       return abort(
           -1, base::join("[Communicator] got different calls, expected the same on every rank: rank ", first, " calls ",
                          first == rank ? op : found->second, ", rank ", second, " calls ",
-                         first == rank ? found->second : op, " (operation ", number, "). Hint: ", kSameCallsHint, "."));
+                         first == rank ? found->second : op, " (operation ", number.sequence,
+                         number.group == 0 ? "" : " of a group that has both", "). Hint: ", kSameCallsHint, "."));
     }
   }
 }

@@ -22,7 +22,15 @@
 
 namespace zero::comm {
 
-// Progress of a rank. `answered` is false if it did not respond: it is stopped or disconnected.
+// An operation: the how-manieth of which group of ranks. All members of a group have the same number for it, which no
+// other group of the run has or had; 0: all ranks of the run.
+struct OperationId {
+  std::uint64_t group = 0, sequence = 0;
+  auto operator<=>(const OperationId&) const = default;
+};
+
+// Progress of a rank in operations of all ranks. `answered` is false if it did not respond: it is stopped or
+// disconnected.
 struct PeerProgress {
   bool answered = false;               // the last one that began
   std::uint64_t begun = 0, ended = 0;  // operations
@@ -52,9 +60,9 @@ class FailureDetector {
   bool has(const std::string& key);
 
   // Records the operation that this rank began or ended last, for progress queries. The run fails within a few seconds
-  // if ranks wait in operations whose texts differ although they have the same number.
-  void began(std::uint64_t sequence, std::string op);
-  void ended(std::uint64_t sequence);
+  // if ranks wait in operations whose texts differ although they have the same id.
+  void began(OperationId id, std::string op);
+  void ended(OperationId id);
   // Queries the progress of every rank; blocks for at most `limit`.
   std::vector<PeerProgress> ask_progress(std::chrono::milliseconds limit);
 
@@ -84,7 +92,7 @@ class FailureDetector {
   };
   enum class Entry { Waits, Proved, Refused };
   struct OwnCall {
-    std::uint64_t sequence;
+    OperationId id;
     std::string op;
     net::Clock::time_point begun;
     bool ended;
@@ -124,10 +132,10 @@ class FailureDetector {
   std::vector<bool> left_;
   std::vector<PeerProgress> progress_;
   PeerProgress own_progress_{true, 0, 0, "nothing"};
-  std::deque<OwnCall> calls_;                               // the latest
-  std::pair<std::uint64_t, std::uint64_t> reported_{0, 0};  // the first open and the last call of the last report
+  std::deque<OwnCall> calls_;                     // the latest
+  std::pair<OperationId, OperationId> reported_;  // the first open and the last call of the last report
   // At rank 0, for its thread: what each rank has reported.
-  std::vector<std::map<std::uint64_t, std::string>> waits_;
+  std::vector<std::map<OperationId, std::string>> waits_;
   std::function<void(const PeerFailure&)> callback_;
   bool stop_ = false;
   base::Descriptor wake_;

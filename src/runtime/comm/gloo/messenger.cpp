@@ -249,7 +249,7 @@ class Messenger::Operation final : public MessageWork, public std::enable_shared
       drain();
     });
     finished_ = true;
-    if (channel_->number == 0) lane_->watch->ended(sequence_);
+    lane_->watch->ended({channel_->identity.group_id(), sequence_});
   }
 
   void advance_earlier() {
@@ -433,8 +433,8 @@ Messenger::~Messenger() {
     return lane->failure.has_value();
   };
   if (lane->had_groups && !broken()) {  // operations of groups are not counted, so all ranks end together
-    lane->watch->began(++sequence_, "end");
-    lane->watch->ended(sequence_);
+    lane->watch->began({0, ++sequence_}, "end");
+    lane->watch->ended({0, sequence_});
   }
   // Whether all remaining ranks have completed the operations that this rank started.
   const auto all_ended = [&] {
@@ -463,7 +463,7 @@ std::shared_ptr<MessageWork> Messenger::begin(Call call) {
     if (lane->failure) throw CommError(lane->failure->reason, lane->failure->rank);
   }
   ++sequence_;
-  if (channel_->number == 0) lane->watch->began(sequence_, call.text());
+  lane->watch->began({channel_->identity.group_id(), sequence_}, call.text());
   return std::make_shared<Operation>(channel_, sequence_, std::move(call));
 }
 

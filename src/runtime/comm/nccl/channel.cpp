@@ -215,7 +215,7 @@ void Channel::run() {
     const auto oldest = flying_.front();
     lock.unlock();
     if (ended(*oldest)) {
-      if (!is_group()) detector_->ended(oldest->sequence);
+      detector_->ended({identity.group_id(), oldest->sequence});
       release(*oldest);
       lock.lock();
       flying_.pop_front();

@@ -191,7 +191,7 @@ class Nccl final : public Transport {
     operation->timeout = timeout_;
     operation->deadline = net::Clock::now() + timeout_;
     operation->kept = std::move(kept);
-    if (!channel_->is_group()) channel_->detector().began(sequence_, operation->call.text());
+    channel_->detector().began({channel_->identity.group_id(), sequence_}, operation->call.text());
     auto work = std::make_shared<NcclWork>(channel_, operation);
     // Messages of host tensors wait for no work of the GPU: a rank whose GPU is stuck can still be told why.
     if (std::any_of(operation->kept.begin(), operation->kept.end(), [](const auto& each) { return each.is_cuda(); })) {
