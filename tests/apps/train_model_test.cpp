@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/model_runs.h"
 #include "support/folder.h"
 #include "support/nightly.h"
 #include "support/process.h"
@@ -17,120 +18,7 @@
 namespace zero::test::train_model_test {
 namespace {
 
-using nlohmann::json;
-using Words = std::vector<std::string>;
-
-struct Run {
-  int code = -1;
-  std::string out, err;
-  std::vector<double> losses;
-  std::vector<json> evaluations;  // between steps, and the last one
-  json result, record;
-};
-
-void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-
-// Words of a BERT vocabulary, one a line; and records of who lives where.
-const Words kNames = {"anna", "ben", "carl", "dora"}, kTowns = {"oslo", "rome", "bern", "lima"};
-
-std::string make_folder() {
-  const std::string folder = temporary_folder();
-  std::filesystem::create_directory(folder + "/words");
-  std::string vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n.\n?\nwhere\ndoes\nlive\nlives\nin\n";
-  for (const auto* const list : {&kNames, &kTowns})
-    for (const auto& word : *list) vocabulary += word + "\n";
-  write(folder + "/words/vocab.txt", vocabulary);
-  json squad{{"version", "1.1"}, {"data", json::array({{{"title", "towns"}, {"paragraphs", json::array()}}})}};
-  std::string lines, labels;
-  for (std::size_t i = 0; i < 60; ++i) {
-    std::string context;
-    json questions = json::array();
-    for (std::size_t k = 0; k < 2; ++k) {
-      const auto &name = kNames[(i + 2 * k) % 4], &town = kTowns[(i / 4 + k + i) % 4];
-      context += (k > 0 ? " " : "") + name + " lives in ";
-      questions.push_back({{"id", std::to_string(2 * i + k)},
-                           {"question", "where does " + name + " live?"},
-                           {"answers", json::array({{{"text", town}, {"answer_start", context.size()}}})}});
-      context += town + ".";
-    }
-    squad["data"][0]["paragraphs"].push_back({{"context", context}, {"qas", questions}});
-    lines += context + "\n";
-    labels += json{{"text", context}, {"label", kNames[i % 4]}}.dump() + "\n";
-  }
-  write(folder + "/squad.json", squad.dump());
-  write(folder + "/text.txt", lines);
-  write(folder + "/labels.jsonl", labels);
-  write(folder + "/prompts.jsonl", R"({"prompt": "anna lives in", "completion": " oslo"})"
-                                   "\n"
-                                   R"({"prompt": "ben lives in", "completion": " rome"})"
-                                   "\n");
-  write(folder + "/config.json", R"({
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 2,
-    "gradient_clipping": 1.0,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "weight_decay": 0.01}},
-    "libzero": {"data": {"holdout": 0.2}}
-  })");
-  return folder;
-}
-
-Run train(const std::string& folder, int ranks, const Words& options, int steps) {
-  Words words{ZERO_BINARY_DIR "/bin/zero",
-              "run",
-              "-n",
-              std::to_string(ranks),
-              "zero",
-              "train",
-              folder + "/config.json",
-              "--steps",
-              std::to_string(steps),
-              "--out",
-              folder + "/out",
-              "--sample",
-              "6"};
-  words.insert(words.end(), options.begin(), options.end());
-  Process process(Process::Settings{words, {"OMP_NUM_THREADS=1"}, folder, -1});
-  Run run;
-  run.code = process.wait(180);
-  run.out = process.out;
-  run.err = process.err;
-  std::ifstream log(folder + "/out/log.jsonl");
-  for (std::string line; std::getline(log, line);) {
-    const json row = json::parse(line);
-    if (row.contains("heldout_loss"))
-      run.evaluations.push_back(row);
-    else
-      run.losses.push_back(row.value("loss", 0.0));
-  }
-  std::ifstream result(folder + "/out/result.json"), record(folder + "/out/run.json");
-  run.result = json::parse(result, nullptr, false);
-  run.record = json::parse(record, nullptr, false);
-  return run;
-}
-
-Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-const Words kSmall = {"--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=32",
-                      "--set", "libzero.model.heads=4"};
-const Words kTiny = kSmall + Words{"--seq-length", "32"};
-
-// Stages 0 and 1 add micro-batches in another order than 2 and 3 (docs/numerics.md).
-const Words kOneMicroBatch = {"--set", "gradient_accumulation_steps=1"};
-
-Words llama() { return Words{"--model", "llama-110m", "--task", "lm", "--data", "text.txt"} + kTiny; }
-Words bert(const std::string& task, const std::string& data) {
-  return Words{"--model", "bert-base", "--task", task, "--data", data, "--tokenizer", "words"} + kTiny;
-}
-
-void expect_same(const Run& a, const Run& b, const std::string& what) {
-  ASSERT_EQ(b.code, 0) << what << "\n" << b.err;
-  EXPECT_EQ(a.losses, b.losses) << what;
-  EXPECT_EQ(a.result["heldout_loss"], b.result["heldout_loss"]) << what;
-  EXPECT_EQ(a.result["metrics"], b.result["metrics"]) << what;
-}
+using namespace model_runs;
 
 TEST(TrainModel, ALlamaIsTheSameAtEveryStage) {
   const auto folder = make_folder();
@@ -184,40 +72,6 @@ TEST(TrainModel, AResumedRunIsTheUninterruptedOne) {
     const auto rest = train(folder, 2, options + kept, 6);
     expect_same(whole, rest, options[1]);
   }
-}
-
-TEST(TrainModel, AdaptersAloneAreTrained) {
-  const auto folder = make_folder();
-  const auto plain = train(folder, 2, llama() + Words{"--export", "plain", "--lr", "0"}, 1);
-  ASSERT_EQ(plain.code, 0) << plain.err;
-  const json base = json::parse(std::ifstream(folder + "/plain/config.json"), nullptr, false);
-  EXPECT_EQ(base["eos_token_id"], 256) << "of the tokenizer of bytes";
-  EXPECT_EQ(base["pad_token_id"], 256);
-  std::filesystem::remove_all(folder + "/out");
-  const auto options =
-      llama() + Words{"--stage", "3", "--init-from", "plain", "--lora", "rank=2,alpha=4,targets=q_proj+down_proj"};
-  const auto run = train(folder, 2, options + Words{"--export", "adapters"}, 4);
-  ASSERT_EQ(run.code, 0) << run.err;
-  const auto adapters = plain_folder(folder + "/adapters");
-  ASSERT_EQ(adapters.size(), 8U) << "two factors of two layers in each of two blocks";
-  const std::string key = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
-  ASSERT_TRUE(adapters.contains(key));
-  EXPECT_EQ(adapters.at(key).shape, (std::vector<std::int64_t>{2, 32}));
-  bool moved = false;
-  for (const auto& [name, tensor] : adapters)
-    if (name.find("lora_B") != name.npos)
-      for (const float value : tensor.floats()) moved = moved || value != 0;
-  EXPECT_TRUE(moved);
-  // Without a step's change, merged weights are those that the run began with.
-  const auto still = train(folder, 2, options + Words{"--export", "merged", "--merge-lora", "--lr", "0"}, 1);
-  ASSERT_EQ(still.code, 0) << still.err;
-  const auto merged = plain_folder(folder + "/merged"), wanted = plain_folder(folder + "/plain");
-  ASSERT_EQ(merged.size(), wanted.size());
-  for (const auto& [name, tensor] : wanted) EXPECT_EQ(merged.at(name).floats(), tensor.floats()) << name;
-  const json config = json::parse(std::ifstream(folder + "/adapters/adapter_config.json"), nullptr, false);
-  EXPECT_EQ(config["r"], 2);
-  EXPECT_EQ(config["base_model_name_or_path"], "plain");
-  EXPECT_EQ(config["target_modules"], (json{"q_proj", "down_proj"}));
 }
 
 // Generated answers and samples, too, where every forward gathers parameters.
