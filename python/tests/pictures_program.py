@@ -153,7 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=-1)
     parser.add_argument("--out")
-    out = parser.parse_args().out
+    parser.add_argument("--few", action="store_true", help="a combination of each kind")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     deepspeed.init_distributed()
     experts = "--moe --num-experts 4 --ep-world-size 2"
@@ -164,9 +165,11 @@ def main() -> None:
     every += [f"--stage 2 {experts}{group} {one}" for one in more for group in ("", " --moe-param-group")]
     cosine = f"--stage 2 {experts} --moe-param-group --scheduler WarmupCosineLR --rate"
     every += [f"{cosine} 0.01", f"{cosine} 0.002"]
+    if asked.few:
+        every = [every[-1], every[-2], "--dtype bf16 --stage 2", *(f"--stage 3 {kind}" for kind in kinds[1:])]
     seen = {" ".join(words.split()): train(words.split()) for words in every}
     if os.environ["RANK"] == "0":
-        with open(out, "w", encoding="utf-8") as file:
+        with open(asked.out, "w", encoding="utf-8") as file:
             json.dump(seen, file)
 
 

@@ -264,18 +264,18 @@ def test_a_resumed_schedule_goes_where_it_was(stage: int, tmp_path: Path) -> Non
 
 
 # ---- the tutorial for pictures ----
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("pictures")
+def run_pictures(folder: Path, *words: str) -> dict[str, Any]:
     program = Path(__file__).parent / "pictures_program.py"
-    under_the_runner(folder, str(program), "--out", str(folder / "seen.json"))
+    under_the_runner(folder, str(program), "--out", str(folder / "seen.json"), *words)
     seen: dict[str, Any] = json.loads((folder / "seen.json").read_text())
     return seen
 
 
 @pytest.mark.nightly
-def test_every_combination_of_the_tutorials_options_trains(pictures: dict[str, Any]) -> None:
+def test_every_combination_of_the_tutorials_options_trains(tmp_path: Path) -> None:
+    pictures = run_pictures(tmp_path)
     assert len(pictures) == 3 * 4 * 3 + 7 * 2 + 2
+    check_groups_of_the_blocks_numbers(pictures, 12 + 7)
     for words, seen in pictures.items():
         assert len(seen["losses"]) == 6 and all(math.isfinite(x) for x in [*seen["losses"], seen["sum"]]), words
         if "WarmupLR" not in words and "Cosine" not in words:
@@ -283,18 +283,20 @@ def test_every_combination_of_the_tutorials_options_trains(pictures: dict[str, A
             assert [rates[-1] for rates in seen["rates"]] == pytest.approx(log), words
 
 
-@pytest.mark.nightly
-def test_groups_for_experts_with_the_numbers_of_the_block_change_nothing(pictures: dict[str, Any]) -> None:
+def check_groups_of_the_blocks_numbers(pictures: dict[str, Any], count: int) -> None:
+    """Groups for experts with the numbers of the optimizer's block change nothing."""
     pairs = [words for words in pictures if "--moe-param-group" in words and "--rate" not in words]
-    assert len(pairs) == 12 + 7
+    assert len(pairs) == count
     for words in pairs:
         without = pictures[words.replace(" --moe-param-group", "")]
         assert pictures[words]["losses"] == without["losses"] and pictures[words]["sum"] == without["sum"], words
         assert [len(rates) for rates in pictures[words]["rates"]] == [2 if "2 4" not in words else 2] * 6
 
 
-def test_a_group_for_experts_begins_from_its_own_rate(pictures: dict[str, Any]) -> None:
-    equal, lower = (seen for words, seen in pictures.items() if "--rate" in words)
+def test_groups_for_experts_begin_from_their_own_rate(tmp_path: Path) -> None:
+    pictures = run_pictures(tmp_path, "--few")
+    check_groups_of_the_blocks_numbers(pictures, 1)
+    lower, equal = (seen for words, seen in pictures.items() if "--rate" in words)
     assert all(mine[0] == mine[1] for mine in equal["rates"])
     assert [mine[1] for mine in lower["rates"]] == pytest.approx([0.2 * mine[0] for mine in lower["rates"]])
     assert [mine[0] for mine in lower["rates"]] == [mine[0] for mine in equal["rates"]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, find_zero, network, nightly
+from conftest import Programs, batch, config, find_zero, network
 
 import libzero
 
@@ -519,7 +519,8 @@ def test_another_torch_is_told_what_it_was_built_for(programs: Programs) -> None
 
 
 @pytest.mark.timeout(900)  # mypy reads all of torch the first time
-@pytest.mark.parametrize("words", [["-m", "mypy", "--strict"], nightly(["-m", "mypy.stubtest", "libzero._native"])])
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", [["-m", "mypy", "--strict"], ["-m", "mypy.stubtest", "libzero._native"]])
 def test_types(words: list[str], programs: Programs) -> None:
     pytest.importorskip("mypy")
     if "mypy" in words:

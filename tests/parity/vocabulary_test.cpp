@@ -169,8 +169,8 @@ TEST(Vocabulary, AWrongIdInOneGroup) {
       engine.step();
     } catch (const c10::IndexError&) {
       return require(wrong, "an IndexError of right ids");
-    } catch (const CommError& e) {
-      return require(!wrong, e.what());
+    } catch (const CommError& e) {  // a slow rank with a wrong id finds that the other one has left
+      return require(!wrong || std::string(e.what()).find("has ended") != std::string::npos, e.what());
     }
     require(false, "expected an error");
   });

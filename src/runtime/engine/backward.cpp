@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <utility>
 
@@ -45,8 +46,12 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   if (before.passes == 0) {
     choose_active();
     losses_.clear();
+    losses_are_finite_ = true;
   }
-  if (loss.defined()) losses_.push_back(loss.detach());
+  if (loss.is_cuda())
+    losses_.push_back(loss.detach());
+  else if (loss.defined())
+    losses_are_finite_ &= std::isfinite(loss.item<double>());
   const bool retains = options.retain_graph || options.create_graph;
   keeps_graph_ = options.create_graph;
   p_.program->begin_backward({.retains = retains, .keeps_graph = keeps_graph_, .recoverable = options.recoverable});
@@ -71,8 +76,8 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
 }
 
 bool Backward::losses_are_finite() const {
-  return std::all_of(losses_.begin(), losses_.end(),
-                     [](const at::Tensor& loss) { return at::isfinite(loss).all().item<bool>(); });
+  return losses_are_finite_ && std::all_of(losses_.begin(), losses_.end(),
+                                           [](const at::Tensor& loss) { return std::isfinite(loss.item<double>()); });
 }
 
 // Tensor-parallel ranks compute one loss. Another seed or sampler on one of them would train a mixture.

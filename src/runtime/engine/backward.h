@@ -49,7 +49,8 @@ class Backward {
   const Checks& checks_;
   ForwardListener& listener_;
   std::vector<std::string> unused_;  // parameters without a gradient in this micro-batch
-  std::vector<at::Tensor> losses_;   // of this step's passes, without their graphs
+  bool losses_are_finite_ = true;    // of this step's passes on a CPU
+  std::vector<at::Tensor> losses_;   // of those on a GPU, which are not waited for; without their graphs
   bool keeps_graph_ = false, compared_losses_ = false, looked_for_sequence_ = false;
 };
 

@@ -14,7 +14,7 @@ namespace check_page_test {
 namespace {
 namespace fs = std::filesystem;
 
-const fs::path kPage = ZERO_SOURCE_DIR "/src/core/report/page";
+const fs::path kPage = ZERO_SOURCE_DIR "/tools/report/page";
 
 struct Checked {
   int code = -1;

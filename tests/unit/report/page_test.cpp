@@ -379,7 +379,7 @@ TEST(HtmlPage, OfAMesh) {
 
 TEST(HtmlPage, HasTheFilesOfTheFolderPageInIt) {
   const auto bytes_of = [](const char* name) {
-    std::ifstream file(std::string(ZERO_SOURCE_DIR "/src/core/report/page/") + name, std::ios::binary);
+    std::ifstream file(std::string(ZERO_SOURCE_DIR "/tools/report/page/") + name, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(file), {});
   };
   const std::string page = html_page({sample()});
