@@ -20,6 +20,10 @@ def compare(place: str, found: list[str]) -> None:
 compare("ZERO_VERSION_MAJOR, _MINOR and _PATCH", [".".join(re.findall(r"#define ZERO_VERSION_[A-Z]+ (\d+)", header))])
 compare("CHANGELOG.md's newest release", re.findall(r"^## \[(\d.*?)\]", (sources / "CHANGELOG.md").read_text(), re.M)[:1])
 compare("README.md's status", re.findall(r"status of version (\S+)", (sources / "README.md").read_text()))
+minor = version.rpartition(".")[0]
+for file in ("README.md", "tests/install/consumer/CMakeLists.txt"):
+    found = re.findall(r"find_package\(zero (\S+) ", (sources / file).read_text())
+    compare(f"{file}'s find_package()", [version if other == minor else other for other in found])
 for path in sorted((sources / "deploy").iterdir()):
     images = re.findall(r"libzero:(\d\S*)", path.read_text())
     if images:

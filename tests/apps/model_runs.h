@@ -14,7 +14,6 @@
 namespace zero::test::model_runs {
 
 using nlohmann::json;
-using Words = std::vector<std::string>;
 
 struct Run {
   int code = -1;
@@ -102,11 +101,6 @@ inline Run train(const std::string& folder, int ranks, const Words& options, int
   run.result = json::parse(result, nullptr, false);
   run.record = json::parse(record, nullptr, false);
   return run;
-}
-
-inline Words operator+(Words a, const Words& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
 }
 
 inline const Words kSmall = {"--set", "libzero.model.layers=2", "--set", "libzero.model.hidden=32",
