@@ -175,10 +175,8 @@ void ModelTask::read_weights(TrainPlan& plan) {
         "others can load. Hint: --merge-lora exports whole weights; or `zero checkpoint export`, and that folder as "
         "--init-from.");
   if (lora_plan_) {  // the base may have been saved or exported without adapters
-    for (const char* const part : {"*.lora_A.weight", "*.lora_B.weight"}) {
-      plan.init.partial.emplace_back(part);
-      if (plan.load.weights_only) plan.load.partial.emplace_back(part);
-    }
+    plan.added = {"*.lora_A.weight", "*.lora_B.weight"};
+    plan.init.partial.insert(plan.init.partial.end(), plan.added.begin(), plan.added.end());
   }
   if (!plan.export_to.empty() && plan.exported.names.empty()) plan.exported.names = family_->name_map();
 }

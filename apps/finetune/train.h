@@ -57,6 +57,7 @@ struct TrainPlan {
   std::int64_t weights_only_every = 0;  // interval of saves of weights alone; 0: none
   std::int64_t keep_weights = 0;        // newest of these; 0: all
   LoadOptions load;                     // of --resume
+  std::vector<std::string> added;       // patterns of parameters that a base model does not have
   std::int64_t sample = 0;              // bytes of text to generate with the trained model
   std::string config, text, checkpoint_dir, resume, out;
   std::string init_from;  // weights that a run which is not resumed begins with; empty: those of the seed

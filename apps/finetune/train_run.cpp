@@ -105,6 +105,25 @@ bool any_checkpoint(Communicator& comm, const std::string& dir, bool weights_onl
   return comm.all_gather_bytes(found ? "1" : "0").front() == "1";
 }
 
+// Whether a checkpoint has no parameter that fits one of the patterns "*SUFFIX". tag: empty for the newest. Rank 0
+// looks for all ranks. If some are there, their shapes have to fit.
+bool has_none(Communicator& comm, const std::string& dir, std::string tag, const std::vector<std::string>& patterns) {
+  bool none = false;
+  if (comm.rank() == 0 && !patterns.empty()) {
+    try {
+      if (tag.empty()) tag = list_checkpoints(dir).at(0).tag;
+      const auto info = inspect_checkpoint(dir, tag);
+      none = std::none_of(info.tensors.begin(), info.tensors.end(), [&](const CheckpointTensor& tensor) {
+        return std::any_of(patterns.begin(), patterns.end(),
+                           [&](const std::string& pattern) { return tensor.name.ends_with(pattern.substr(1)); });
+      });
+    } catch (const std::exception&) {
+      // The load says what is wrong.
+    }
+  }
+  return comm.all_gather_bytes(none ? "1" : "0").front() == "1";
+}
+
 // The run of the launcher, the same for all its restarts; empty: none.
 std::string launched_run() {
   const char* id = std::getenv("ZERO_RUN_ID");
@@ -183,6 +202,9 @@ void TrainRun::resume() {
   // An earlier attempt may have kept a snapshot before its first save.
   const bool in_memory = newest && !options.weights_only && plan_.options.settings().checkpoint.keep_every > 0 &&
                          base::number_in_env("ZERO_RESTART_COUNT", std::numeric_limits<int>::max()) > 0;
+  // Not after a restart, which resumes from a checkpoint of this run.
+  if (options.weights_only && on_disk && has_none(comm_, plan_.checkpoint_dir, newest ? "" : plan_.resume, plan_.added))
+    options.partial.insert(options.partial.end(), plan_.added.begin(), plan_.added.end());
   std::string tag;
   try {
     if (on_disk || in_memory) tag = engine_.load_checkpoint(plan_.checkpoint_dir, newest ? "" : plan_.resume, options);

@@ -60,6 +60,12 @@ TEST(TrainAdapters, BeginOnTheWeightsOfACheckpoint) {
   const auto resumed =
       train(folder, 2, llama() + adapters + Words{"--checkpoint-dir", "base", "--resume", "auto", "--weights-only"}, 2);
   expect_same(exported, resumed, "--resume");
+  // That run has saved adapters. Those of another rank are not replaced by new ones without a word.
+  const auto other =
+      train(folder, 2,
+            llama() + Words{"--lora", "rank=4", "--checkpoint-dir", "base", "--resume", "auto", "--weights-only"}, 2);
+  EXPECT_EQ(other.code, 2) << other.err;
+  EXPECT_NE(other.err.find("lora_A.weight: has the shape"), std::string::npos) << other.err;
 }
 
 }  // namespace
