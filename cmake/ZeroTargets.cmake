@@ -17,7 +17,7 @@ set(ZERO_TORCH_HEADERS <ATen/ATen.h> <torch/csrc/autograd/custom_function.h> <to
   <torch/nn/module.h> <torch/nn/modules/container/modulelist.h> <torch/nn/modules/container/sequential.h>
   <torch/nn/modules/embedding.h> <torch/nn/modules/linear.h> <torch/nn/modules/normalization.h> <torch/types.h>)
 
-# -O1 takes a third less time to compile than -O2, which only layers with loops over elements need (docs/testing.md).
+# -O1 takes a third less time to compile than -O2, which layers with loops over elements need (docs/testing.md).
 add_library(zero_o1 INTERFACE)
 target_compile_options(zero_o1 INTERFACE $<$<CONFIG:Release>:-O1>)
 
