@@ -189,7 +189,7 @@ def python_section(sections):
 {counted(machine['threads_per_rank'], 'thread')} each. All Python programs run in one interpreter with torch
 {first['versions']['torch']} (commit {first['torch_commit'][:12]}), the C++ program with libtorch {machine['libtorch']}.
 
-- "From Python" beside a peer is [lab/peers/gpt.py](../peers/gpt.py), which the peers train as well, with
+- "From Python" after the name of a peer is [lab/peers/gpt.py](../peers/gpt.py), which the peers train as well, with
   `libzero.Engine` under `zero run`. "From C++" is `zero bench step` with [models/gpt.cpp](../../models/gpt.cpp) ("libzero
   stage 3" in the tables of steps). Ranks use shared memory, the peers gloo.
 - "From Python / from C++" compares the same network in both languages: [lab/peers/twin.py](../peers/twin.py)
@@ -296,7 +296,7 @@ def experts_section(found):
 {', '.join(f'{name} {version}' for name, version in sorted(found['versions'].items()))}. Two ranks, {counted(machine['threads_per_rank'], 'thread')} each; "alone" one rank.
 Milliseconds of a step of two layers x + MoE(LayerNorm(x)), forward, backward, clipping and AdamW: `zero bench experts` over shared memory and
 TCP, and `deepspeed.moe.layer.MoE` over gloo ([lab/peers/experts.py](../peers/experts.py)), with the same sizes, capacities and routing
-by the same rule. DeepSpeed refuses stage 3 with experts: its stage 2 stands beside libzero's stage 3. The bytes that all-to-alls send are those of
+by the same rule. DeepSpeed refuses stage 3 with experts: its stage 2 is compared with libzero's stage 3. The bytes that all-to-alls send are those of
 the formula in every run (`zero bench experts` fails otherwise); DeepSpeed sends every place of a padded [experts, capacity, hidden]. "Skewed":
 expert 0's logits are higher, "load" is the most chosen expert's tokens over the mean. "Floor": forward and backward of a rank's experts alone on as
 many kept rows, in the same batches, and a fused AdamW step over its share of them, on all ranks at once; "floor / DeepSpeed" is the ratio of an

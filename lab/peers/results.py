@@ -337,7 +337,7 @@ def experts(folder):
              "load_average": load_of(folder / "load"), "cases": cases, "results": []}
     for (case, recipe, stage, ep), whos in sorted(medians.items()):
         run = sent.get((case, recipe, stage, ep), {})
-        # DeepSpeed has no stage 3 with experts: its stage 2 stands beside ours.
+        # DeepSpeed has no stage 3 with experts: its stage 2 is compared with ours.
         peer = whos.get("deepspeed") or (medians.get((case, recipe, 2, ep), {}).get("deepspeed", {}) if stage == 3 else {})
         row = {"case": case, "recipe": recipe, "stage": stage, "ep": ep, "deepspeed": over_rounds(list(peer.values()))}
         row |= {who: over_rounds(list(whos[who].values())) for who in ("shm", "merged", "gloo") if who in whos}

@@ -1,4 +1,4 @@
-"""lab/peers/peer.py with libzero: the programs that script/compare --python measures train the same model alike."""
+"""lab/peers/peer.py with libzero: the programs that script/compare --python measures have equal losses."""
 
 import json
 import subprocess

@@ -28,7 +28,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 
 def twin() -> torch.nn.Module:
-    """lab/peers/twin.py, which script/compare --python measures beside the C++ program."""
+    """lab/peers/twin.py, which script/compare --python compares with the C++ program."""
     torch.manual_seed(1)
     module: torch.nn.Module = twins.Twin(LAYERS, HIDDEN, HEADS, VOCABULARY, SEQUENCE)
     return module

@@ -290,12 +290,12 @@ TEST(Gloo, NamesARankThatMakesAnotherCall) {
   }));
 }
 
-// Long before the time limit, here a minute. The other group waits for the first, and is told as well.
+// Found long before the time limit of a minute. Ranks of the other group wait in a barrier and get the same error.
 TEST(Gloo, NamesDifferentCallsOfAGroup) {
   const int port = free_port();
   expect_all_well(run_processes(4, [&](int rank) {
     auto comm = open(identity(rank, 4, "run", port));
-    // A group that is no more, with another call of the same number.
+    // A group that was closed made another call with the same sequence number.
     comm->split(0, rank)->barrier();
     auto group = comm->split(rank % 2, rank);
     const auto begin = std::chrono::steady_clock::now();
@@ -309,7 +309,7 @@ TEST(Gloo, NamesDifferentCallsOfAGroup) {
     }
     require(std::chrono::steady_clock::now() - begin < 30s, "at the time limit: " + text);
     for (const auto* part : {"got different calls", "rank 0 calls all_reduce", "300", "rank 2 calls all_reduce", "299",
-                             "operation 1 of a group that has both"})
+                             "operation 1 of a group of both"})
       require(text.find(part) != std::string::npos, text);
   }));
 }

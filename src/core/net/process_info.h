@@ -28,7 +28,7 @@ struct ProcessInfo {
   int run_size = 0;
   std::string group;  // its name, if it has one
   int rank_in_run(int rank_here) const;
-  // The same on the members of a group, and another in every other group; 0: all ranks of the run.
+  // A hash that is equal on the members of a group and unique in the run; 0: all ranks of the run.
   std::uint64_t group_id() const;
   // This rank as number `place` of `members`, which are ranks here in their new order. `name` distinguishes the group
   // from others of the run. local_rank and local_size are those of a group on one host.

@@ -294,8 +294,8 @@ void FailureDetector::report_wait() {
     if (failure_ || open == calls_.end() || net::Clock::now() - open->begun < kLongWait) return;
     const std::pair state(open->id, calls_.back().id);
     if (std::exchange(reported_, state) == state) return;
-    for (const auto& [id, op, begun, ended] : calls_)
-      lines += base::join(id.group, " ", id.sequence, " ", op.substr(0, kMostCallBytes), "\n");
+    for (const auto& call : calls_)
+      lines += base::join(call.id.group, " ", call.id.sequence, " ", call.op.substr(0, kMostCallBytes), "\n");
   }
   if (hub()) return compare_waits(0, lines);
   post(frame::kWaits, rank_, lines, -1);
@@ -311,17 +311,16 @@ void FailureDetector::compare_waits(int rank, const std::string& calls) {
   OperationId id;
   for (std::string op; in >> id.group >> id.sequence && in.ignore(1) && std::getline(in, op);)
     own[id] = base::printable(op, base::Lines::Escape);
-  for (const auto& [number, op] : own) {
+  for (const auto& [call, op] : own) {
     for (int other = 0; other < size_; ++other) {
       const auto& theirs = waits_[static_cast<std::size_t>(other)];
-      const auto found = theirs.find(number);
+      const auto found = theirs.find(call);
       if (found == theirs.end() || found->second == op) continue;
       const auto first = std::min(rank, other), second = std::max(rank, other);
-      return abort(
-          -1, base::join("[Communicator] got different calls, expected the same on every rank: rank ", first, " calls ",
-                         first == rank ? op : found->second, ", rank ", second, " calls ",
-                         first == rank ? found->second : op, " (operation ", number.sequence,
-                         number.group == 0 ? "" : " of a group that has both", "). Hint: ", kSameCallsHint, "."));
+      return abort(-1, base::join("[Communicator] got different calls, expected the same on every rank: rank ", first,
+                                  " calls ", first == rank ? op : found->second, ", rank ", second, " calls ",
+                                  first == rank ? found->second : op, " (operation ", call.sequence,
+                                  call.group == 0 ? "" : " of a group of both", "). Hint: ", kSameCallsHint, "."));
     }
   }
 }

@@ -22,8 +22,8 @@
 
 namespace zero::comm {
 
-// An operation: the how-manieth of which group of ranks. All members of a group have the same number for it, which no
-// other group of the run has or had; 0: all ranks of the run.
+// The sequence number of an operation within a group of ranks. `group` is ProcessInfo::group_id(): equal on the
+// members, unique in the run; 0: all ranks.
 struct OperationId {
   std::uint64_t group = 0, sequence = 0;
   auto operator<=>(const OperationId&) const = default;
