@@ -123,8 +123,8 @@ class GatheredParameters:
 
     params: one parameter or several, whose whole units are gathered. modifier_rank: that rank may write them in place
     under torch.no_grad(), and all ranks have its values afterwards; None: read only. enabled: False for nothing.
-    Nothing happens to parameters that are not stage 3's. Before deepspeed.initialize() parameters are whole anyway,
-    and modifier_rank's values are sent at the end.
+    Below stage 3 modifier_rank does the same to parameters that an engine holds; without it nothing happens there.
+    Before deepspeed.initialize() parameters are whole anyway, and modifier_rank's values are sent at the end.
     """
 
     def __init__(
@@ -135,7 +135,8 @@ class GatheredParameters:
         enabled: bool = True,
     ) -> None:
         each: list[Any] = [params] if isinstance(params, torch.Tensor) else list(params)
-        self.params = [p for p in each if hasattr(p, "ds_id")] if enabled else []
+        writes = modifier_rank is not None  # masters have to follow, at every stage
+        self.params = [p for p in each if hasattr(p, "ds_id") or (writes and engine_of(p))] if enabled else []
         self.modifier_rank = modifier_rank
         self._scopes = ExitStack()
         self._waiting: list[torch.nn.Parameter] = []
@@ -150,8 +151,7 @@ class GatheredParameters:
                 held.setdefault(engine, []).append(p)
         for engine, mine in held.items():
             self._scopes.enter_context(engine.gathered_parameters(mine, modify=self.modifier_rank is not None))
-        for p in self.params:
-            p.ds_status = ZeroParamStatus.AVAILABLE
+        self._say(ZeroParamStatus.AVAILABLE)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -164,9 +164,13 @@ class GatheredParameters:
                     if id(p) in waiting or self.modifier_rank != 0:
                         dist.broadcast(p.detach(), self.modifier_rank)
         finally:
-            for p in self.params:
-                p.ds_status = ZeroParamStatus.NOT_AVAILABLE
+            self._say(ZeroParamStatus.NOT_AVAILABLE)
             self._scopes.close()
+
+    def _say(self, status: ZeroParamStatus) -> None:
+        for p in self.params:
+            if hasattr(p, "ds_id"):
+                p.ds_status = status
 
 
 def register_external_parameter(module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
