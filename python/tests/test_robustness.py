@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -458,3 +459,43 @@ def test_a_program_without_standard_streams(programs: Programs, closed: str) -> 
         assert (stderr == "/dev/null") == (streams != "")
         said.append(losses)
     assert said[0] == said[1]
+
+
+# ---- ranks with different numbers of batches ----
+@pytest.mark.parametrize("stage", range(4))
+def test_a_save_during_a_step_of_the_other_rank_leaves_no_checkpoint(stage: int, tmp_path: Path) -> None:
+    """Rank 1 has more batches than rank 0, which saves. Both fail."""
+    models = [network() for _ in range(2)]
+
+    def body(comm: libzero.Communicator) -> None:
+        engine = libzero.Engine(models[comm.rank], config(stage))
+        with pytest.raises((libzero.CommError, RuntimeError), match="got different calls"):
+            for step in range(2 + 3 * comm.rank):
+                engine.backward(engine(batch(comm.rank, step)).square().mean())
+                engine.step()
+            engine.save_checkpoint(tmp_path, "end")
+
+    libzero.run_ranks(2, body, timeout_s=600)  # they do not wait for it
+    assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".tmp")]
+
+
+@pytest.mark.parametrize("stage", [0, nightly(1), nightly(2), 3])
+def test_a_rank_that_leaves_before_the_others_is_named(programs: Programs, stage: int) -> None:
+    out = programs.ranks(
+        f"""
+        engine = libzero.Engine(network(), config({stage}))
+        for step in range(2 + 3 * engine.comm.rank):
+            begin = time.monotonic()
+            try:
+                engine.backward(engine(batch(engine.comm.rank, step)).square().mean())
+                engine.step()
+            except RuntimeError:
+                print("told soon", time.monotonic() - begin < 100, flush=True)
+                raise
+        print("all batches of rank", engine.comm.rank)
+        """,
+        rc=None,
+    )
+    assert "all batches of rank 0" in out and "all batches of rank 1" not in out and "zero run: FAILED (exit" in out
+    assert "told soon True" in out
+    assert re.search(r"rank 0 \(pid \d+\) has ended, expected \w+\(.*from all 2 ranks \(rank 1/2", out), out
