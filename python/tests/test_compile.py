@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, network
+from conftest import Programs, batch, config, network, nightly
 
 import libzero
 
@@ -197,3 +197,65 @@ def test_inductor_may_be_imported_before_libzero(programs: Programs) -> None:
     late = programs.folder / "late.py"
     late.write_text("import torch._inductor.output_code\n" + Path(program).read_text())
     programs.run("", sys.executable, str(late))
+
+
+PARTS = """
+    class Part(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(16, 24), torch.nn.Linear(24, 16)
+            self.gate = torch.nn.Parameter(torch.ones(24))
+
+        def forward(self, x):
+            y = self.up(x).tanh()
+            torch._dynamo.graph_break()
+            if y.mean() > 0:
+                y = y * self.gate
+            return x + self.down(y * self.gate)
+
+    class Parts(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.parts = torch.nn.ModuleList(Part() for _ in range(3))
+
+        def forward(self, x):
+            for part in self.parts:
+                x = part(x)
+            return x
+
+    def loss_of(model, rank, step):
+        rows = 4 if step < 2 else 6  # another shape
+        x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(10 * step + rank))
+        return (model(x) - 1).square().mean()
+
+    plain = Parts()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
+    for step in range(4):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (loss_of(plain, rank, step) / 2).backward()
+        optimizer.step()
+    wanted = plain.state_dict()
+    for stage in STAGES:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        model = Parts()
+        model.parts[1].compile(backend="aot_eager")
+        engine = libzero.Engine(model, config(stage))
+        for step in range(4):
+            engine.backward(loss_of(model, engine.comm.rank, step))
+            engine.step()
+        for name, value in engine.state_dict().items():
+            torch.testing.assert_close(value, wanted[name], msg=lambda text: f"stage {stage}, {name}: {text}")
+        counters = torch._dynamo.utils.counters
+        assert counters["graph_break"] and counters["stats"]["unique_graphs"] > 2, counters  # compiled again
+        engine.close()
+        print("compiled at stage", stage, flush=True)
+"""
+
+
+@pytest.mark.parametrize("stages", [(0, 3), nightly((1, 2))])
+def test_one_block_compiled_with_a_break_and_a_second_shape(stages: tuple[int, ...], programs: Programs) -> None:
+    """Between blocks that are not; one branch depends on the data."""
+    assert programs.ranks(PARTS.replace("STAGES", str(stages))).count("compiled at stage") == 4
