@@ -247,6 +247,14 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "reshape": lambda w: w.t().reshape(-1),
     "double": lambda w: w.double().float(),
     "half": lambda w: w.half(),
+    "bfloat16": lambda w: w.to(torch.bfloat16),
+    "type_as": lambda w: w.type_as(torch.ones(1, dtype=torch.float64)),
+    "flatten": lambda w: w.t().flatten(),
+    "ravel": lambda w: w.t().ravel(),
+    "expand": lambda w: w.unsqueeze(0).expand(2, 6, 6).contiguous(),
+    "clone": lambda w: w.detach().clone(),
+    "repeat": lambda w: w.repeat(2, 1),
+    "chunk": lambda w: w.chunk(2, 1)[1].contiguous(),
     "channels_last": lambda w: w.view(1, 6, 2, 3).to(memory_format=torch.channels_last),
     "every second column": lambda w: w[:, ::2].contiguous(),
     "cat": lambda w: torch.cat([w, w]),
@@ -259,11 +267,52 @@ FORMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def test_build_of_a_module_that_reads_its_parameters(form: str) -> None:
     torch.manual_seed(5)
     wanted = Reads(FORMS[form]).state_dict()
-    for stage in (0, 3):
+    for stage in range(4):
         torch.manual_seed(5)
         with libzero.Engine(libzero.build(lambda: Reads(FORMS[form])), config(stage)) as engine:
             found = engine.state_dict()
         assert all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
+class Drawn(torch.nn.Module):
+    """Initial values from all over torch: of torch.nn.init, by index, from numpy, of layers that draw by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn, init = torch.nn, torch.nn.init
+        self.square, self.small, self.turned = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        init.orthogonal_(self.square.weight), init.trunc_normal_(self.small.weight, std=0.02)
+        self.turned.weight.data = self.turned.weight.data.t().contiguous()
+        self.sparse, self.eye = nn.Parameter(torch.full((6, 6), 0.5)), nn.Parameter(torch.empty(6, 6))
+        init.sparse_(self.sparse.data, 0.5), init.eye_(self.eye)
+        with torch.no_grad():
+            self.small.bias[2:].mul_(2), self.small.bias[0].uniform_(), self.square.bias.copy_(self.small.bias)
+        own = torch.Generator().manual_seed(9)
+        self.of_generator = nn.Parameter(init.kaiming_normal_(torch.empty(6, 6), generator=own))
+        self.of_numpy = nn.Parameter(torch.from_numpy(numpy.linspace(0, 1, 6, dtype=numpy.float32)))
+        self.made = nn.Parameter(torch.stack([torch.rand(6), torch.zeros(6), torch.randperm(6).float()]))
+        self.copied, self.tied = copy.deepcopy(self.square), nn.Linear(6, 6)
+        self.tied.weight = self.square.weight
+        self.rows, self.memory = nn.Embedding(7, 6, padding_idx=2), nn.LSTM(6, 4, 2)
+        self.heads, self.norm = nn.MultiheadAttention(6, 2), nn.BatchNorm1d(6)
+        self.weighted = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.spectral = nn.utils.spectral_norm(nn.Linear(6, 6))
+        self.register_buffer("drawn", torch.rand(6))
+        self.apply(lambda m: m.weight.data.add_(0.5) if isinstance(m, nn.BatchNorm1d) else None)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_build_draws_what_an_eager_module_draws(stage: int) -> None:
+    torch.manual_seed(5)
+    wanted, after = Drawn().state_dict(), torch.rand(2)
+    torch.manual_seed(5)
+    with libzero.Engine(libzero.build(Drawn), config(stage)) as engine:
+        assert torch.equal(torch.rand(2), after)
+        found = engine.state_dict()
+    assert [name for name, value in wanted.items() if not torch.equal(found[name], value)] == []
+    with pytest.raises(ZeroDivisionError):
+        libzero.build(lambda: [torch.nn.Linear(2, 2), 1 / 0])  # type: ignore[type-var]
+    assert torch.nn.Linear(2, 2).weight.untyped_storage().data_ptr()  # modules have memory again
 
 
 def test_build_of_a_module_that_is_converted() -> None:
