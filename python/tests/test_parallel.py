@@ -130,6 +130,25 @@ def test_a_vocabulary_that_is_divided(smoothing: float) -> None:
     libzero.run_ranks(ranks, body)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_rows_without_a_counted_target_have_no_gradient(smoothing: float) -> None:
+    """A part of a batch may be padding alone."""
+    rows, vocabulary, ranks = 4, 6, 2
+    logits, targets = numbers(rows, vocabulary), torch.full((rows,), -100)
+    reference = logits.clone().requires_grad_()
+    torch.nn.functional.cross_entropy(reference, targets, label_smoothing=smoothing).backward()
+    assert reference.grad is not None
+    wanted = parts(reference.grad, ranks, 1)
+
+    def body(comm: libzero.Communicator) -> None:
+        own = parts(logits, ranks, 1)[comm.rank].clone().requires_grad_()
+        tp.cross_entropy(own, targets, comm, label_smoothing=smoothing, vocabulary=vocabulary).backward()
+        assert own.grad is not None and torch.equal(own.grad, wanted[comm.rank])
+        assert not own.grad.any()
+
+    libzero.run_ranks(ranks, body)
+
+
 @pytest.mark.parametrize(("ranks", "heads", "groups"), [(2, 4, 4), (2, 4, 2), (3, 5, 5), (2, 6, 2), (3, 6, 2)])
 def test_attention_over_heads(ranks: int, heads: int, groups: int) -> None:
     tokens = 7
