@@ -418,7 +418,8 @@ def test_faults_of_a_file_name_its_lines(tmp_path: Path) -> None:
 
 
 # ---- what frameworks save ----
-def test_a_checkpoint_of_an_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", range(4))
+def test_a_checkpoint_of_an_adapter_is_saved_and_loaded(stage: int, tmp_path: Path) -> None:
     """As Trainer saves every model of PEFT, and loads it into the base model with another adapter."""
 
     def model_of(seed: int) -> nn.Sequential:
@@ -429,11 +430,11 @@ def test_a_checkpoint_of_an_adapter_is_saved_and_loaded(tmp_path: Path) -> None:
             model[0].weight.normal_()
         return model
 
-    engine, _, _, _ = deepspeed.initialize(model=model_of(5), config=config(3))
+    engine, _, _, _ = deepspeed.initialize(model=model_of(5), config=config(stage))
     one_step(engine)
     assert engine.save_checkpoint(tmp_path, exclude_frozen_parameters=True) is True
     assert not list(tmp_path.glob("*/frozen-*"))
-    again, _, _, _ = deepspeed.initialize(model=model_of(6), config=config(3))
+    again, _, _, _ = deepspeed.initialize(model=model_of(6), config=config(stage))
     path, _ = again.load_checkpoint(tmp_path, load_module_strict=False)
     assert path is not None and again.global_steps == 1
     assert one_step(engine, 1) == one_step(again, 1)

@@ -10,6 +10,7 @@ from conftest import config
 from torch import nn
 
 import libzero
+from libzero import deepspeed
 from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1}}, "gradient_clipping": 0.0}
@@ -66,11 +67,12 @@ class Rotary(nn.Module):
         return self.blocks[0](self.layer(x) + self.table + self.mean)
 
 
-def test_files_leave_out_buffers_that_are_not_persistent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", range(4))
+def test_files_leave_out_buffers_that_are_not_persistent(stage: int, tmp_path: Path) -> None:
     models = [Rotary(seed) for seed in range(2)]
 
     def body(comm: libzero.Communicator) -> None:
-        with libzero.Engine(models[comm.rank], config(1)) as engine:
+        with libzero.Engine(models[comm.rank], config(stage)) as engine:
             assert models[comm.rank].table.tolist() == [0.0] * 4  # rank 0's, as every buffer's
             engine.backward(engine(inputs(0, comm.rank)).square().mean())
             engine.step()
@@ -87,6 +89,12 @@ def test_files_leave_out_buffers_that_are_not_persistent(tmp_path: Path) -> None
     for tag in "tw":
         state = get_fp32_state_dict_from_zero_checkpoint(str(tmp_path / "saved"), tag)
         Rotary().load_state_dict(state, strict=True)
+    for words in ({"load_module_only": True}, {"load_optimizer_states": False}):
+        layer, *_ = deepspeed.initialize(model=Rotary(7), config=config(stage))
+        layer.load_checkpoint(tmp_path / "saved", "t", **words)
+        found = layer._engine.state_dict()
+        require_close(found, get_fp32_state_dict_from_zero_checkpoint(str(tmp_path / "saved"), "t"))
+        layer.destroy()
     # Files of a program in which one of them was persistent.
     older = {**load_file(tmp_path / "out" / "model.safetensors"), "table": torch.ones(4)}
     save_file(older, tmp_path / "older.safetensors")
@@ -233,7 +241,7 @@ class Parts(nn.Module):
         return (x @ self.left) * (x @ self.right)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", range(4))
 def test_parameters_that_are_parts_of_one_tensor(stage: int) -> None:
     require_close(by_engine(Parts, stage), by_loop(Parts()))
     require_close(by_engine(lambda: libzero.build(lambda: Parts(True)), stage), by_loop(Parts(True)))

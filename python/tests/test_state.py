@@ -62,9 +62,12 @@ def plain_rates(make: Callable[[torch.optim.Optimizer], Scheduler], steps: int) 
 @pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 @pytest.mark.filterwarnings("ignore:To get the last learning rate:UserWarning")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
+@pytest.mark.parametrize("stage", [0, nightly(1), nightly(2), 3])
 @pytest.mark.parametrize("layer", ["libzero", "deepspeed"])
 @pytest.mark.parametrize("name", RECURSIVE)
-def test_rates_of_a_scheduler_of_torch_continue_after_a_resume(name: str, layer: str, tmp_path: Path) -> None:
+def test_rates_of_a_scheduler_of_torch_continue_after_a_resume(
+    name: str, layer: str, stage: int, tmp_path: Path
+) -> None:
     """Saved after scheduler.step(), as torch's own loops are."""
     make = RECURSIVE[name]
     expected, weights = plain_rates(make, 8)
@@ -73,9 +76,9 @@ def test_rates_of_a_scheduler_of_torch_continue_after_a_resume(name: str, layer:
 
     def start() -> tuple[Any, Any, Scheduler]:
         if native:
-            engine = libzero.Engine(network(), sgd(2))
+            engine = libzero.Engine(network(), sgd(stage))
             return engine, engine.optimizer, make(engine.optimizer)
-        wrapped, optimizer, _, _ = deepspeed.initialize(model=network(), config=sgd(2))
+        wrapped, optimizer, _, _ = deepspeed.initialize(model=network(), config=sgd(stage))
         return wrapped, optimizer, make(optimizer)
 
     def train(engine: Any, optimizer: Any, scheduler: Scheduler, steps: range) -> None:
@@ -101,8 +104,10 @@ def test_rates_of_a_scheduler_of_torch_continue_after_a_resume(name: str, layer:
     scheduler.load_state_dict(state)
     train(again, optimizer, scheduler, range(4, 8))
     assert rates == pytest.approx(expected, rel=1e-12)
-    (again if native else again._engine).close()
-    for key, value in (again.module.state_dict()).items():
+    raw = again if native else again._engine
+    found = raw.state_dict()
+    raw.close()
+    for key, value in found.items():
         torch.testing.assert_close(value, weights[key], rtol=1e-5, atol=1e-6)
 
 
@@ -278,7 +283,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", range(4))
 def test_extra_state_is_in_state_dicts_and_checkpoints(stage: int, tmp_path: Path) -> None:
     """Each rank has its own."""
 
