@@ -32,19 +32,20 @@ function(zero_test_flags target)
   # GCC 12 warns of its own std::string: "literal" + std::string (GCC bug 105651).
   target_compile_options(${target} PRIVATE
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>")
-  target_link_libraries(${target} PRIVATE GTest::gtest zero_o1)
+  target_link_libraries(${target} PRIVATE GTest::gtest)
 endfunction()
 add_library(zero_test_pch OBJECT ${CMAKE_BINARY_DIR}/test_pch.cpp)
 zero_test_flags(zero_test_pch)
+target_link_libraries(zero_test_pch PRIVATE zero_o1)
 target_precompile_headers(zero_test_pch PRIVATE <gtest/gtest.h> <filesystem> <fstream> <functional> <string> <vector>)
 
 # Flags and headers of tests, for object libraries and programs.
 function(zero_use_test target torch)
   zero_test_flags(${target})
   if(torch)
-    target_link_libraries(${target} PRIVATE torch::cpu)
-    target_precompile_headers(${target} REUSE_FROM zero_torch_pch)
+    zero_use_torch(${target})
   else()
+    target_link_libraries(${target} PRIVATE zero_o1)
     target_precompile_headers(${target} REUSE_FROM zero_test_pch)
   endif()
 endfunction()
