@@ -85,7 +85,7 @@ std::string any_text() {
 models::GptConfig model_of(const config::ModelSettings& m) {
   models::GptConfig model;
   try {
-    if (!m.size.empty()) model = models::GptConfig::preset(m.size);
+    model = models::GptConfig::preset(m.size);
     const auto replace = [](std::int64_t& field, std::int64_t value) {
       if (value != 0) field = value;
     };

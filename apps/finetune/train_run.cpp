@@ -443,7 +443,7 @@ void TrainRun::export_weights() {
 
 int TrainRun::run() {
   const StopSignals signals(report_.draws());
-  if (plan_.eval_every > 0 && plan_.options.settings().zero.delayed_update)
+  if (plan_.eval_every > 0 && plan_.options.settings().zero.delayed_update.enabled)
     report_.note(LogLevel::Warning,
                  "--eval-every completes the delayed update before each evaluation, as a save does: the steps after it "
                  "differ from those of a run without it");

@@ -232,8 +232,8 @@ std::string title_of(const config::ZeroSettings& zero) {
   std::string title = base::join("ZeRO stage ", zero.stage);
   if (optimizer) title += base::join(", optimizer states in ", place(zero.offload_optimizer.device));
   if (parameters) title += base::join(", parameters in ", place(zero.offload_param.device));
-  if (zero.delayed_update && optimizer)
-    title += base::join(", updates delayed by one step from step ", zero.delayed_start_step);
+  if (zero.delayed_update.enabled && optimizer)
+    title += base::join(", updates delayed by one step from step ", zero.delayed_update.start_step);
   return title;
 }
 
@@ -304,7 +304,7 @@ int explain(int argc, char** argv) {
   input.freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), gpu,
                                           [&](const char* key) { return options.document().is_set(key); });
   // The order of use is known in the third step. Delayed updates begin at the configured step.
-  const auto first = settings.zero.delayed_update ? settings.zero.delayed_start_step : 0;
+  const auto first = settings.zero.delayed_update.enabled ? settings.zero.delayed_update.start_step : 0;
   const auto schedule = planning::schedule(input, settings, batch.accumulation, first, 3);
 
   Explained what;

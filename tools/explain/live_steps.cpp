@@ -112,9 +112,9 @@ LiveRun live_steps(const LiveTask& task, const std::shared_ptr<Communicator>& co
   const auto& zero = options.settings().zero;
   TracedSteps traced{.count = task.steps};
   // As in the engine: the update is delayed if states are offloaded.
-  if (zero.delayed_update && zero.stage >= 1 && zero.offload_optimizer.device != config::OffloadDevice::None &&
+  if (zero.delayed_update.enabled && zero.stage >= 1 && zero.offload_optimizer.device != config::OffloadDevice::None &&
       zero.offload_optimizer.ratio > 0)
-    traced.first_late = static_cast<int>(std::min<std::int64_t>(zero.delayed_start_step, task.steps + 1));
+    traced.first_late = static_cast<int>(std::min<std::int64_t>(zero.delayed_update.start_step, task.steps + 1));
   for (int rank = 0; rank < comm->size(); ++rank) {
     auto record = LiveRun::from(Json::parse(all[static_cast<std::size_t>(rank)])).ranks.at(0);
     record.events = events_of_trace(trace, rank, traced);

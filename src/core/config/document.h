@@ -3,7 +3,6 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -37,7 +36,9 @@ struct Document {
   bool is_set(std::string_view path) const;  // to a value other than "auto"
   // The effective value as JSON: the set value, else the default; "" if there is none.
   std::string effective(const Key& key) const;
+  std::string effective(std::string_view path) const { return effective(key_at(path)); }
   Place place(std::string_view path) const;
+  bool has_adagrad() const;  // whose keys have defaults of their own
 };
 
 // Reads `source`, then applies `overrides`. Adds errors to `faults`; the document is then unusable.
@@ -50,10 +51,14 @@ void check_entries(const Document& document, Faults& faults);  // conflicts, ref
 Settings typed_settings(const Document& document);             // entries and defaults -> Settings
 void list_not_built(const Document& document, Faults& not_built);
 
-// Paths that typed_settings() reads. A test checks that these are exactly the keys that have an effect.
-std::set<std::string> keys_read_by_settings();
+// The values of keys that are not set.
+Settings default_settings(bool adagrad);
 
-// Why a key with an unmet condition has no effect; empty if the condition is met.
-std::string unmet_need(const Document& document, std::string_view need);
+// The word of a condition in the schema, and why keys that need it have no effect; empty if they have one.
+struct Condition {
+  std::string_view word;
+  std::string unmet;
+};
+Condition condition_of(const Document& document, When when);
 
 }  // namespace zero::config

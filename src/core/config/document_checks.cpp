@@ -7,15 +7,6 @@
 namespace zero::config {
 namespace {
 
-bool listed(std::string_view words, std::string_view word) {
-  for (std::size_t at = 0; at < words.size();) {
-    const std::size_t end = std::min(words.find(' ', at), words.size());
-    if (words.substr(at, end - at) == word) return true;
-    at = end + 1;
-  }
-  return false;
-}
-
 // Whether "enabled" (or another key) is true in a block; "*": anywhere below.
 bool asks(const Value& value, std::string_view off_key) {
   for (const Member& member : value.members) {
@@ -43,13 +34,9 @@ class Checker {
 
  private:
   const Entry* find(std::string_view path) const { return document_.find(path); }
-  std::string value(std::string_view path) const { return document_.effective(*find_key(path)); }
+  std::string value(std::string_view path) const { return document_.effective(path); }
   bool on(std::string_view path) const { return value(path) == "true"; }
   double number(std::string_view path) const { return finite_number(value(path)).value_or(0); }
-  bool any_below(std::string_view block) const {
-    return std::any_of(document_.entries.begin(), document_.entries.end(),
-                       [&](const auto& e) { return e.first.starts_with(std::string(block) + "."); });
-  }
 
   void conflict(std::string_view path, const std::string& message, const std::string& hint,
                 const std::vector<std::string_view>& others = {}) {
@@ -78,11 +65,12 @@ class Checker {
       return;
     }
     for (const auto& [path, entry] : document_.entries) {
-      if (!path.starts_with(std::string(block) + ".params.") || entry.key->owners.empty() ||
-          listed(entry.key->owners, type->value.text))
+      const auto owners = split_words(entry.key->owners);
+      if (!path.starts_with(std::string(block) + ".params.") || owners.empty() ||
+          std::find(owners.begin(), owners.end(), type->value.text) != owners.end())
         continue;
-      std::string whose(entry.key->owners);
-      for (std::size_t at = 0; (at = whose.find(' ', at)) != std::string::npos; at += 2) whose.replace(at, 1, ", ");
+      std::string whose;
+      for (const auto& owner : owners) whose += (whose.empty() ? "" : ", ") + owner;
       faults_.error("unknown-key", entry.key_place, pointer_of(entry.spelled),
                     "unknown key for type " + type->value.text, "it belongs to " + whose, {type->place});
     }
@@ -194,7 +182,7 @@ class Checker {
     };
     switch (key.effect) {
       case Effect::Works:
-        if (const auto unmet = unmet_need(document_, key.active_if); !unmet.empty()) notice(unmet);
+        if (const auto unmet = condition_of(document_, key.when).unmet; !unmet.empty()) notice(unmet);
         return;
       case Effect::NoEffect:
         if (path == "checkpoint.writer.type" && entry.value.text == "MOCK") {
@@ -204,7 +192,7 @@ class Checker {
             faults_.notice("note", entry.place, pointer,
                            entry.value.text + " is not a multiple of 8; matrix products are faster with one");
         } else {
-          const auto unmet = unmet_need(document_, key.active_if);
+          const auto unmet = condition_of(document_, key.when).unmet;
           notice(unmet.empty() ? key.reason : std::string_view(unmet));
         }
         return;
@@ -361,41 +349,9 @@ void list_not_built(const Document& document, Faults& not_built) {
       continue;
     not_built.error("not-built", entry.place, pointer_of(entry.spelled),
                     "got " + entry.value.json().substr(0, 80) + ", which is not available in this version, expected " +
-                        std::string(key.default_json),
+                        key.default_json,
                     std::string(key.reason));
   }
-}
-
-std::string unmet_need(const Document& document, std::string_view need) {
-  const auto value = [&](std::string_view path) { return document.effective(*find_key(path)); };
-  const std::string stage = value("zero_optimization.stage");
-  const auto device = [&](const char* which) {
-    return value(std::string("zero_optimization.offload_") + which + ".device");
-  };
-  if (need == "S1+" && stage == "0") return "it applies to stages 1 to 3; stage is 0";
-  if (need == "S12" && stage != "1" && stage != "2") return "it applies to stages 1 and 2; stage is " + stage;
-  if (need == "S3" && stage != "3") return "it applies to stage 3; stage is " + stage;
-  if (need == "tensor_parallel" && finite_number(value("tensor_parallel.autotp_size")).value_or(0) <= 1)
-    return "tensor_parallel.autotp_size is not above 1";
-  if (need == "experts" && value("libzero.model.experts.num_experts") == "0") return "num_experts is 0";
-  if (need == "opt" && device("optimizer") == "\"none\"") return "offload_optimizer.device is none";
-  if (need == "par" && device("param") == "\"none\"") return "offload_param.device is none";
-  if (need == "param nvme" && device("param") != "\"nvme\"") return "offload_param.device is not nvme";
-  if (need == "optimizer nvme" && device("optimizer") != "\"nvme\"") return "offload_optimizer.device is not nvme";
-  const auto activations = value("libzero.activation_offload.device");
-  if (need == "activations" && activations == "\"none\"") return "activation_offload.device is none";
-  if (need == "activation nvme" && activations != "\"nvme\"") return "activation_offload.device is not nvme";
-  if (need == "nvme" && device("param") != "\"nvme\"" && device("optimizer") != "\"nvme\"" &&
-      activations != "\"nvme\"" && value("libzero.activation_file_path") == "null" && value("memory.file") == "null")
-    return "no device is nvme";
-  if ((need == "fp16" || need == "dynamic") && value("fp16.enabled") != "true") return "fp16 is not enabled";
-  if (need == "dynamic" && value("fp16.loss_scale") != "0") return "the loss scale is fixed";
-  if (need == "bf16" && value("bf16.enabled") != "true") return "bf16 is not enabled";
-  if ((need == "tensorboard" || need == "csv_monitor") && value(std::string(need) + ".enabled") != "true")
-    return std::string(need) + " is off";
-  if (need == "postscale" && value("prescale_gradients") == "true") return "prescale_gradients is true";
-  if (need == "postscale" && value("gradient_allreduce_op") == "\"sum\"") return "gradient_allreduce_op is sum";
-  return {};
 }
 
 }  // namespace zero::config

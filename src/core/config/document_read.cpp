@@ -10,16 +10,6 @@
 namespace zero::config {
 namespace {
 
-std::vector<std::string> words(std::string_view text) {
-  std::vector<std::string> out;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    if (end > at) out.emplace_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return out;
-}
-
 bool same_word(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
     return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
@@ -222,7 +212,7 @@ class Walker {
 
   void put(const std::string& path, const Value& value, const Member& member, const std::string& spelled,
            const std::string& source, int level) {
-    const Key& key = *find_key(path);
+    const Key& key = key_at(path);
     Entry entry;
     entry.key = &key;
     entry.place = value.place;
@@ -294,13 +284,16 @@ class Walker {
   bool checked(const Key& key, const Value& value, const std::string& spelled, Value& out) {
     out = value;
     if (value.is(Value::Kind::Null)) {
-      if (!key.nullable) wrong_type(value, spelled, expected_type(key));
-      return key.nullable;
+      if (!key.nullable()) wrong_type(value, spelled, expected_type(key));
+      return key.nullable();
     }
+    const auto is = [&](Value::Kind kind) {
+      if (!value.is(kind)) wrong_type(value, spelled, expected_type(key));
+      return value.is(kind);
+    };
     switch (key.type) {
       case Type::Bool:
-        if (!value.is(Value::Kind::Bool)) wrong_type(value, spelled, "true or false");
-        return value.is(Value::Kind::Bool);
+        return is(Value::Kind::Bool);
       case Type::Int: {
         if (!is_number(value, spelled, expected_type(key))) return false;
         bool too_large = false;
@@ -318,12 +311,11 @@ class Walker {
       case Type::Bytes:
         return checked_bytes(key, value, spelled, out);
       case Type::Num:
-        return is_number(value, spelled, "a number") && in_range(value, spelled, key);
+        return is_number(value, spelled, expected_type(key)) && in_range(value, spelled, key);
       case Type::Enum:
-        return checked_word(key, value, spelled, out);
+        return is(Value::Kind::String) && checked_word(key, value, spelled, out);
       case Type::Text:
-        if (!value.is(Value::Kind::String)) wrong_type(value, spelled, "a string");
-        return value.is(Value::Kind::String);
+        return is(Value::Kind::String);
       case Type::TextList:
         if (value.is(Value::Kind::String)) {
           out = Value{};
@@ -332,27 +324,24 @@ class Walker {
           out.items.push_back(value);
           return true;
         }
-        if (!value.is(Value::Kind::Array)) return wrong_type(value, spelled, "a string or a list of strings"), false;
+        if (!is(Value::Kind::Array)) return false;
         for (const Value& item : value.items)
           if (!item.is(Value::Kind::String)) return wrong_type(item, spelled, "a string"), false;
         return true;
       case Type::NumPair:
-        if (!value.is(Value::Kind::Array) || value.items.size() != 2) {
-          wrong_type(value, spelled, "a list of two numbers");
-          return false;
-        }
+        if (!value.is(Value::Kind::Array) || value.items.size() != 2)
+          return wrong_type(value, spelled, expected_type(key)), false;
         return checked_numbers(key, value, spelled);
       case Type::NumOrList:
         if (value.is(Value::Kind::Array)) {
           if (value.items.empty()) return wrong_type(value, spelled, "a number, or one per parameter group"), false;
           return checked_numbers(key, value, spelled);
         }
-        return is_number(value, spelled, "a number, or a list of numbers") && in_range(value, spelled, key);
+        return is_number(value, spelled, expected_type(key)) && in_range(value, spelled, key);
       case Type::Groups:
-        return checked_groups(value, spelled);
+        return is(Value::Kind::Array) && checked_groups(value, spelled);
       case Type::Block:
-        if (!value.is(Value::Kind::Object)) wrong_type(value, spelled, "an object");
-        return value.is(Value::Kind::Object);
+        return is(Value::Kind::Object);
       case Type::Any:
         return true;
     }
@@ -370,7 +359,7 @@ class Walker {
       case Type::Num:
         return "a number";
       case Type::Enum:
-        return "one of " + list_of(words(key.choices));
+        return "one of " + list_of(key.choices);
       case Type::Text:
         return "a string";
       case Type::TextList:
@@ -407,18 +396,13 @@ class Walker {
   }
 
   bool checked_word(const Key& key, const Value& value, const std::string& spelled, Value& out) {
-    const auto choices = words(key.choices);
-    if (!value.is(Value::Kind::String)) {
-      wrong_type(value, spelled, "one of " + list_of(choices));
-      return false;
-    }
-    for (const auto& choice : choices)
+    for (const auto& choice : key.choices)
       if (same_word(value.text, choice)) {
         out.text = choice;
         return true;
       }
-    const std::string expected = "got " + base::json_quote(value.text) + ", expected one of " + list_of(choices);
-    const auto near = nearest_name(value.text, choices);
+    const std::string expected = "got " + base::json_quote(value.text) + ", expected " + expected_type(key);
+    const auto near = nearest_name(value.text, key.choices);
     if (key.path == "optimizer.type" && known_elsewhere(value.text))
       faults_.error("refused", value.place, pointer_of(spelled), expected,
                     "it needs whole-tensor norms, other communication or per-parameter scales; pick one of the list");
@@ -429,7 +413,6 @@ class Walker {
   }
 
   bool checked_groups(const Value& value, const std::string& spelled) {
-    if (!value.is(Value::Kind::Array)) return wrong_type(value, spelled, "a list of objects"), false;
     bool good = true;
     for (std::size_t i = 0; i < value.items.size(); ++i) {
       const Value& item = value.items[i];
@@ -450,8 +433,7 @@ class Walker {
         if (member.key == "pattern") {
           if (!member.value.is(Value::Kind::String)) wrong_type(member.value, path, "a string"), good = false;
         } else if (member.key == "lr" || member.key == "weight_decay") {
-          Key key{.path = "", .type = Type::Num, .default_json = "", .help = ""};
-          key.low = 0;
+          Key key{Rules{.low = 0}};
           good &= is_number(member.value, path, "a number") && in_range(member.value, path, key);
         } else {
           const auto near = nearest_name(member.key, {"pattern", "lr", "weight_decay"});

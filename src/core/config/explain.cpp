@@ -44,7 +44,7 @@ std::vector<Row> rows_of(const Options& options, int world) {
     const config::Entry* entry = document.find(key.path);
     // Refused keys and keys without effect are listed separately.
     if (key.effect == config::Effect::NoEffect || key.effect == config::Effect::Refused) continue;
-    Row row{std::string(key.path), document.effective(key), {}, entry == nullptr};
+    Row row{key.path, document.effective(key), {}, entry == nullptr};
     const bool is_batch = key.path == "train_batch_size" || key.path == "train_micro_batch_size_per_gpu" ||
                           key.path == "gradient_accumulation_steps";
     if (entry && !entry->automatic) {

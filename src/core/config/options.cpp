@@ -34,13 +34,12 @@ bool Document::is_set(std::string_view path) const {
 std::string Document::effective(const Key& key) const {
   const Entry* entry = find(key.path);
   if (entry && !entry->automatic) return entry->value.json();
-  const auto adagrad = [&] {
-    const Entry* type = find("optimizer.type");
-    return type && type->value.text == "Adagrad";
-  };
-  if (key.path == "optimizer.params.lr" && adagrad()) return "0.01";
-  if (key.path == "optimizer.params.eps" && adagrad()) return "1e-10";
-  return std::string(key.default_json);
+  return key.json && has_adagrad() ? key.json(default_settings(true)) : key.default_json;
+}
+
+bool Document::has_adagrad() const {
+  const Entry* optimizer = find("optimizer.type");
+  return optimizer && optimizer->value.text == "Adagrad";
 }
 
 Place Document::place(std::string_view path) const {

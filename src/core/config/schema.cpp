@@ -5,8 +5,7 @@
 #include <zero/config_tools.h>
 
 #include "base/json_write.h"
-#include "config/json_value.h"
-#include "config/key_table.h"
+#include "config/document.h"
 
 namespace zero {
 namespace {
@@ -18,12 +17,8 @@ using config::Type;
 
 std::string choices_json(const Key& key) {
   std::string out;
-  for (std::size_t at = 0; at < key.choices.size();) {
-    const std::size_t end = std::min(key.choices.find(' ', at), key.choices.size());
-    out += (out.empty() ? "" : ", ") + json_quote(key.choices.substr(at, end - at));
-    at = end + 1;
-  }
-  if (key.nullable) out += ", null";
+  for (const auto& choice : key.choices) out += (out.empty() ? "" : ", ") + json_quote(choice);
+  if (key.nullable()) out += ", null";
   if (!key.auto_rule.empty()) out += ", \"auto\"";
   return out;
 }
@@ -86,7 +81,7 @@ std::string type_json(const Key& key) {
     case Type::Any:
       return "";
   }
-  if (key.nullable) main += ", {\"type\": \"null\"}";
+  if (key.nullable()) main += ", {\"type\": \"null\"}";
   if (!key.auto_rule.empty()) main += ", {\"const\": \"auto\"}";
   return "\"anyOf\": [" + main + "]";
 }
@@ -110,8 +105,9 @@ std::string property_json(const Key& key) {
   const auto add = [&](const std::string& text) { out += (out.size() > 1 ? ", " : "") + text; };
   if (const auto type = type_json(key); !type.empty()) add(type);
   add("\"description\": " + json_quote(key.help));
-  if (!key.default_json.empty()) add("\"default\": " + std::string(key.default_json));
-  if (!key.active_if.empty()) add("\"x-libzero-needs\": " + json_quote(key.active_if));
+  if (!key.default_json.empty()) add("\"default\": " + key.default_json);
+  if (const auto need = config::condition_of({}, key.when).word; !need.empty())
+    add("\"x-libzero-needs\": " + json_quote(need));
   add("\"x-libzero-effect\": " + json_quote(effect_word(key)));
   if (!key.reason.empty()) add("\"x-libzero-reason\": " + json_quote(key.reason));
   if (!key.unit.empty()) add("\"x-libzero-unit\": " + json_quote(key.unit));
@@ -175,8 +171,8 @@ std::string type_word(const Key& key) {
     case Type::Num:
       return "num";
     case Type::Enum: {
-      std::string out(key.choices);
-      std::replace(out.begin(), out.end(), ' ', '|');
+      std::string out;
+      for (const auto& choice : key.choices) out += (out.empty() ? "" : "|") + choice;
       return out;
     }
     case Type::Text:
@@ -206,7 +202,7 @@ std::string range_word(const Key& key) {
 }
 
 std::string type_text(const Key& key) {
-  return type_word(key) + range_word(key) + (key.nullable ? ", null" : "") + (key.auto_rule.empty() ? "" : ", auto");
+  return type_word(key) + range_word(key) + (key.nullable() ? ", null" : "") + (key.auto_rule.empty() ? "" : ", auto");
 }
 
 }  // namespace
@@ -224,9 +220,8 @@ std::string config_keys(std::string_view word) {
   for (const Key& key : config::keys()) {
     if (lower(key.path).find(wanted) == std::string::npos && lower(key.help).find(wanted) == std::string::npos)
       continue;
-    out += std::string(key.path) + "  " + type_text(key) +
-           (key.default_json.empty() ? "" : "  default " + std::string(key.default_json)) + "\n    " +
-           std::string(key.help);
+    out += key.path + "  " + type_text(key) + (key.default_json.empty() ? "" : "  default " + key.default_json) +
+           "\n    " + std::string(key.help);
     if (key.effect != Effect::Works) out += " (" + effect_word(key) + ": " + std::string(key.reason) + ")";
     out += "\n";
   }
@@ -238,7 +233,7 @@ std::string config_keys_markdown() {
   std::string block = "-";
   for (const Key& key : config::keys()) {
     const auto dot = key.path.find('.');
-    const std::string top(dot == std::string_view::npos ? "" : key.path.substr(0, dot));
+    const std::string top(dot == std::string::npos ? "" : key.path.substr(0, dot));
     if (top != block) {
       block = top;
       out += "\n### " + (block.empty() ? std::string("Top level") : "`" + block + "`") +
@@ -246,10 +241,9 @@ std::string config_keys_markdown() {
     }
     std::string type = type_text(key);
     for (std::size_t at = 0; (at = type.find('|', at)) != std::string::npos; at += 2) type.replace(at, 1, "\\|");
-    out += "| `" + std::string(key.path) + "` | " + type + " | " +
-           (key.default_json.empty() ? "-" : "`" + std::string(key.default_json) + "`") + " | " + effect_word(key) +
-           (key.reason.empty() ? "" : ": " + std::string(key.reason)) + " | " + std::string(key.help) +
-           (key.owners.empty() ? "" : " (" + std::string(key.owners) + ")") + " |\n";
+    out += "| `" + key.path + "` | " + type + " | " + (key.default_json.empty() ? "-" : "`" + key.default_json + "`") +
+           " | " + effect_word(key) + (key.reason.empty() ? "" : ": " + std::string(key.reason)) + " | " +
+           std::string(key.help) + (key.owners.empty() ? "" : " (" + std::string(key.owners) + ")") + " |\n";
   }
   return out;
 }

@@ -1,12 +1,14 @@
-// The typed values of a configuration. Plain data; every field corresponds to one row of the key table (key_table.cpp),
-// which defines names, ranges and defaults.
+// The typed values of a configuration. Plain data; a row of the table of keys (keys_*.cpp) names every field, whose
+// initial value is the key's default.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "config/checkpoint_settings.h"
+#include "config/model_settings.h"
 #include "config/schedule_settings.h"
 #include "config/tp_plan.h"
 
@@ -22,6 +24,7 @@ struct ParameterGroup {
   std::string pattern;
   std::optional<double> lr;
   std::optional<double> weight_decay;
+  bool operator==(const ParameterGroup&) const = default;
 };
 
 struct OptimizerSettings {
@@ -69,26 +72,31 @@ struct AioSettings {
   bool checksums = true;  // libzero.tier_checksums
 };
 
+struct DelayedUpdate {
+  bool enabled = false;
+  std::int64_t start_step = 40;  // first step, counted from 0, whose update is delayed by one step
+};
+
 struct ZeroSettings {
   int stage = 0;
   OffloadOptimizerSettings offload_optimizer;
   OffloadParamSettings offload_param;
-  std::int64_t sub_group_size = 1000000000;  // maximum elements of an optimizer tile
-  bool delayed_update = false;
-  std::int64_t delayed_start_step = 40;  // first step, counted from 0, whose update is delayed by one step
-  std::optional<bool> overlap_comm;      // unset: true at stage 3, else false
+  std::int64_t sub_group_size = 1000000000;            // maximum elements of an optimizer tile
+  DelayedUpdate delayed_update, delayed_param_update;  // the second, if enabled, replaces the first
+  std::optional<bool> overlap_comm;                    // unset: true at stage 3, else false
   bool ignore_unused_parameters = true;
   // Elements: maximum of a group with several parameters; maximum of concurrent all-gathers after an update.
   std::int64_t reduce_bucket_size = 500000000, allgather_bucket_size = 500000000;
   std::int64_t prefetch_bucket_size = 50000000;  // elements unsharded ahead; 0 = none
-  std::int64_t persistence_threshold = 0,
-               model_persistence_threshold = 0;  // maximum elements of one parameter; of all together
+  // Maximum elements of one parameter; of all together.
+  std::int64_t persistence_threshold = 0, model_persistence_threshold = std::numeric_limits<std::int64_t>::max();
   std::int64_t max_live_parameters = 1000000000, max_reuse_distance = 0;  // elements
   int hpz_ranks = 1;                                                      // that share a secondary shard
+  bool gather_16bit_weights = false;                                      // see checkpoint.export_weights
   bool quantized_weights = false, quantized_nontrainable_weights = false, quantized_gradients = false;
   bool log_trace_cache_warnings = false;
-  bool sanity_checks =
-      false;  // tensor-parallel ranks compare inputs and losses in every forward, not only in the first
+  // Tensor-parallel ranks compare inputs and losses in every forward, not only in the first.
+  bool sanity_checks = false;
 };
 
 // Storage of activations between forward and backward.
@@ -112,46 +120,16 @@ struct MemoryBudget {
   std::string path;  // folder of the file
 };
 
-// Experts (zero/moe.h has these names) in place of the MLP of every expert_interval-th block of the built-in GPT.
-struct ExpertSettings {
-  std::int64_t num_experts = 0;  // of a block; 0: none
-  std::int64_t expert_interval = 2;
-  int ep_size = 1, k = 1;
-  double capacity_factor = 1, eval_capacity_factor = 1;
-  std::int64_t min_capacity = 4;
-  bool drop_tokens = true, use_rts = true, top2_2nd_expert_sampling = true, use_residual = false;
-  std::string noisy_gate_policy = "None";
-  double aux_loss = 0.01;  // factor of the sum of the auxiliary losses
-
-  // Ranks that share the experts of a block.
-  int degree() const { return num_experts > 0 ? ep_size : 1; }
-};
-
-// The built-in GPT of `zero train`. `size` names a preset ("tiny" ... "gpt2-xl"); numbers other than 0 replace the
-// preset's.
-struct ModelSettings {
-  std::string size;
-  std::int64_t layers = 0, hidden = 0, heads = 0, seq_length = 0, vocabulary = 0;
-  double dropout = 0;
-  bool tied = true;  // the output layer shares the token embedding
-  ExpertSettings experts;
-};
-
 // Files of metrics, in output_path/job_name.
 struct MonitorSettings {
   bool enabled = false;
   std::string output_path, job_name = "DeepSpeedJobName";
 };
 
-struct DataSettings {
-  std::string text;       // file; empty: given on the command line
-  double holdout = 0.05;  // fraction at the end of the file that is not trained on
-  std::int64_t eval_batches = 32;
-};
-
 // The ranks of a run as a grid, with the data-parallel degree as the rest.
 struct MeshSettings {
   int tensor = 1, sequence = 1;      // degrees of tensor and sequence parallelism
+  std::string preset_model;          // part of the plan
   TpPlan plan;                       // of tensor parallelism
   bool data_before_experts = false;  // consecutive ranks have the same experts (D+E), not different ones
 };
@@ -168,7 +146,8 @@ struct Settings {
   ScalerSettings scaler;
   bool check_grad_overflow = true;  // bf16
   std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
-  double gradient_clipping = 1.0;  // 0: off
+  std::optional<Precision> param_dtype;  // none, or the precision
+  double gradient_clipping = 1.0;        // 0: off
   ReduceOp reduce_op = ReduceOp::Mean;
   bool prescale_gradients = false;
   double predivide_factor = 1;

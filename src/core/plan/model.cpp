@@ -334,7 +334,7 @@ PlanModel PlanModel::of_count(double parameters) {
 
 PlanModel PlanModel::of_options(const Options& options) {
   const auto& given = options.settings().model;
-  auto model = named(given.size.empty() ? "gpt-1m" : given.size);
+  auto model = named(given.size);
   const auto published = model.num_parameters();
   const auto replace = [](std::int64_t& field, std::int64_t value) {
     if (value != 0) field = value;

@@ -112,8 +112,8 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   }
   run.overlap_reduce = zero.overlap_comm.value_or(run.sharding.params || in_place);
   run.offload_ratio = optimizer.ratio;
-  run.delayed = zero.delayed_update;
-  run.delayed_start = zero.delayed_start_step;
+  run.delayed = zero.delayed_update.enabled;
+  run.delayed_start = zero.delayed_update.start_step;
   const auto most = zero.sub_group_size;
   run.tile_numel = step::tile_numel(std::min(most, optimizer.buffer_size.value_or(most)));
   run.tiles = step::tiles_at_once(optimizer.buffer_count, run.num_slots);

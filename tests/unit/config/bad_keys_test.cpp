@@ -71,10 +71,10 @@ TEST(BadKeys, EveryKeyRefusesWhatItIsNot) {
     if (key.type == config::Type::Any || key.type == config::Type::Block || !key.owners.empty() ||
         key.path.starts_with("optimizer.") || key.path.starts_with("scheduler."))
       continue;
-    const std::string path(key.path), leaf = path.substr(path.rfind('.') + 1);
+    const std::string path = key.path, leaf = path.substr(path.rfind('.') + 1);
     std::string pointer = "/" + path;
     std::replace(pointer.begin(), pointer.end(), '.', '/');
-    const std::string value = key.default_json.empty() ? "1" : std::string(key.default_json);
+    const std::string value = key.default_json.empty() ? "1" : key.default_json;
     const auto typo = nested(path, leaf + "zz", value);
     expect(typo, typo.key_column, pointer + "zz", "unknown-key");
     const auto more = nested(path, leaf, value, ", \"" + leaf + "\": " + value);
