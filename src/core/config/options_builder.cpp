@@ -3,32 +3,24 @@
 
 #include <utility>
 
-#include "base/json_write.h"
-#include "config/json_value.h"
+#include "config/key_fields.h"
 
 namespace zero {
+
+using config::json_of;
 
 // The keys of one call in one block of the configuration; arguments that are not given are omitted.
 class OptionsBuilder::Block {
  public:
   Block(OptionsBuilder& builder, const char* call, std::string block)
       : builder_(builder), call_(call), block_(std::move(block)) {}
-  Block& type(const char* name) { return text("type", base::json_quote(name)); }
-  Block& put(const char* key, const std::optional<double>& value) {
-    return value ? text(key, config::number_text(*value)) : *this;
-  }
-  Block& put(const char* key, const std::optional<std::int64_t>& value) {
-    return value ? text(key, std::to_string(*value)) : *this;
-  }
-  Block& put(const char* key, const std::optional<bool>& value) {
-    return value ? text(key, *value ? "true" : "false") : *this;
-  }
-  Block& put(const char* key, const std::optional<std::string>& value) {
-    return value ? text(key, base::json_quote(*value, base::NotUtf8::Keep)) : *this;
-  }
+  Block& type(const char* name) { return text("type", json_of(std::string(name))); }
   Block& put(const char* key, const std::optional<std::array<double, 2>>& value) {
-    if (!value) return *this;
-    return text(key, "[" + config::number_text((*value)[0]) + ", " + config::number_text((*value)[1]) + "]");
+    return value ? text(key, json_of(std::vector(value->begin(), value->end()))) : *this;
+  }
+  template <class T>
+  Block& put(const char* key, const std::optional<T>& value) {
+    return value ? text(key, json_of(*value)) : *this;
   }
 
  private:
@@ -50,9 +42,7 @@ void OptionsBuilder::drop(std::string_view prefix) {
   std::erase_if(settings_, [&](const Setting& setting) { return setting.key.starts_with(prefix); });
 }
 
-OptionsBuilder& OptionsBuilder::stage(int stage) {
-  return put("stage", "zero_optimization.stage", std::to_string(stage));
-}
+OptionsBuilder& OptionsBuilder::stage(int stage) { return put("stage", "zero_optimization.stage", json_of(stage)); }
 
 OptionsBuilder& OptionsBuilder::fp32() {
   drop("fp16.");
@@ -144,19 +134,19 @@ OptionsBuilder& OptionsBuilder::warmup(const char* call, const char* type, const
 }
 
 OptionsBuilder& OptionsBuilder::train_batch_size(std::int64_t samples) {
-  return put("train_batch_size", "train_batch_size", std::to_string(samples));
+  return put("train_batch_size", "train_batch_size", json_of(samples));
 }
 
 OptionsBuilder& OptionsBuilder::train_micro_batch_size(std::int64_t samples) {
-  return put("train_micro_batch_size", "train_micro_batch_size_per_gpu", std::to_string(samples));
+  return put("train_micro_batch_size", "train_micro_batch_size_per_gpu", json_of(samples));
 }
 
 OptionsBuilder& OptionsBuilder::gradient_accumulation_steps(std::int64_t steps) {
-  return put("gradient_accumulation_steps", "gradient_accumulation_steps", std::to_string(steps));
+  return put("gradient_accumulation_steps", "gradient_accumulation_steps", json_of(steps));
 }
 
 OptionsBuilder& OptionsBuilder::gradient_clipping(double norm) {
-  return put("gradient_clipping", "gradient_clipping", config::number_text(norm));
+  return put("gradient_clipping", "gradient_clipping", json_of(norm));
 }
 
 OptionsBuilder& OptionsBuilder::offload_optimizer(Tier tier, const std::string& nvme_path) {
@@ -172,43 +162,45 @@ OptionsBuilder& OptionsBuilder::offload(const char* call, const std::string& blo
   drop(block + "device");
   drop(block + "nvme_path");
   put(call, block + "device", tier == Tier::Host ? "\"cpu\"" : tier == Tier::File ? "\"nvme\"" : "\"none\"");
-  if (!nvme_path.empty()) put(call, block + "nvme_path", base::json_quote(nvme_path, base::NotUtf8::Keep));
+  if (!nvme_path.empty()) put(call, block + "nvme_path", json_of(nvme_path));
   return *this;
 }
 
 OptionsBuilder& OptionsBuilder::overlap_comm(bool overlap) {
-  return put("overlap_comm", "zero_optimization.overlap_comm", overlap ? "true" : "false");
+  return put("overlap_comm", "zero_optimization.overlap_comm", json_of(overlap));
 }
 
+namespace {
+
+std::string spec_json(const TpLayerSpec& spec) {
+  std::string text =
+      "{\"patterns\": " + json_of(spec.patterns) + ", \"partition_type\": " + json_of(spec.partition_type) +
+      ", \"grad_allreduce\": " + json_of(spec.grad_allreduce) + ", \"scatter_input\": " + json_of(spec.scatter_input) +
+      ", \"multiple\": " + json_of(spec.multiple);
+  if (!spec.pieces.empty()) text += ", \"shape\": [" + json_of(spec.pieces) + ", -1]";
+  if (spec.gather_output) text += ", \"gather_output\": " + json_of(*spec.gather_output);
+  return text + "}";
+}
+
+}  // namespace
+
 OptionsBuilder& OptionsBuilder::tensor_parallel(int ranks, const TpPlan& plan) {
-  const auto quoted = [](const std::string& text) { return base::json_quote(text, base::NotUtf8::Keep); };
-  const auto list = [](const auto& items, const auto& text_of) {
-    std::string text;
-    for (const auto& item : items) text += (text.empty() ? "[" : ", ") + text_of(item);
-    return (text.empty() ? "[" : text) + "]";
+  const auto put_key = [&](const char* key, const std::string& value) {
+    put("tensor_parallel", std::string("tensor_parallel.") + key, value);
   };
   drop("tensor_parallel.");
-  put("tensor_parallel", "tensor_parallel.autotp_size", std::to_string(ranks));
-  if (plan.vocab_parallel_lm_head) put("tensor_parallel", "tensor_parallel.vocab_parallel_lm_head", "true");
-  if (!plan.preset_model.empty()) put("tensor_parallel", "tensor_parallel.preset_model", quoted(plan.preset_model));
+  put_key("autotp_size", json_of(ranks));
+  if (plan.vocab_parallel_lm_head) put_key("vocab_parallel_lm_head", "true");
+  if (!plan.preset_model.empty()) put_key("preset_model", json_of(plan.preset_model));
   if (plan.layer_specs.empty()) return *this;
-  const auto flag = [](bool on) { return std::string(on ? "true" : "false"); };
-  const auto spec_text = [&](const TpLayerSpec& spec) {
-    std::string text =
-        "{\"patterns\": " + list(spec.patterns, quoted) + ", \"partition_type\": " + quoted(spec.partition_type) +
-        ", \"grad_allreduce\": " + flag(spec.grad_allreduce) + ", \"scatter_input\": " + flag(spec.scatter_input) +
-        ", \"multiple\": " + std::to_string(spec.multiple);
-    if (!spec.pieces.empty())
-      text += ", \"shape\": [" + list(spec.pieces, [](std::int64_t n) { return std::to_string(n); }) + ", -1]";
-    if (spec.gather_output) text += ", \"gather_output\": " + flag(*spec.gather_output);
-    return text + "}";
-  };
-  return put("tensor_parallel", "tensor_parallel.partition_config",
-             "{\"layer_specs\": " + list(plan.layer_specs, spec_text) + "}");
+  std::string specs;
+  for (const TpLayerSpec& spec : plan.layer_specs) specs += (specs.empty() ? "" : ", ") + spec_json(spec);
+  put_key("partition_config", "{\"layer_specs\": [" + specs + "]}");
+  return *this;
 }
 
 OptionsBuilder& OptionsBuilder::sequence_parallel(int ranks) {
-  return put("sequence_parallel", "sequence_parallel_size", std::to_string(ranks));
+  return put("sequence_parallel", "sequence_parallel_size", json_of(ranks));
 }
 
 OptionsBuilder& OptionsBuilder::set(std::string_view key, std::string_view json) {
