@@ -434,7 +434,7 @@ def test_gradients_that_overflow_at_every_scale_end_the_run(stage: int) -> None:
     ends = libzero.run_ranks(RANKS, body)
     assert 7 in [code for code, _ in ends]
     for _, text in ends:
-        assert "4 steps in a row had non-finite gradients" in text
+        assert "4 steps in a row had non-finite gradients at the minimum loss scale, 2, first" in text
         assert "first in 4.weight (in the shard of rank 0)" in text
 
 

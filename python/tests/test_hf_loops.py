@@ -1,14 +1,12 @@
 """Loops around models of Hugging Face, on two ranks: the texts, losses and parameters of plain torch."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, config, find_zero, nightly
+from conftest import Programs, config, nightly, under_the_runner
 from test_loops import RANKS, by_engine, by_loop, every_stage, mean_of, require_close, require_moved
 
 import libzero
@@ -105,15 +103,9 @@ for stage in range(4):
 
 def of_deepspeed(programs: Programs, text: str, *words: str) -> str:
     """What two ranks of a program for DeepSpeed print."""
-    if (zero := find_zero()) is None:
-        pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
     path = programs.folder / "program.py"
     path.write_text(text)
-    environment = {**programs.environment(), "ZERO_PYTHON": sys.executable}
-    command = [zero, "run", "--deepspeed", "--num_gpus", "2", str(path), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    return under_the_runner(programs.folder, str(path), *words)
 
 
 @pytest.mark.parametrize("transport", ["", nightly("gloo")])
@@ -214,7 +206,6 @@ def test_preferences_are_learned_with_a_frozen_reference(stage: int) -> None:
 ADAPTERS = """
 import json
 import os
-import sys
 
 import peft
 import torch

@@ -365,6 +365,10 @@ TEST(RunHosts, NothingStartsUnlessAllHostsCan) {
   EXPECT_EQ(refused.out, "");
   EXPECT_TRUE(refused.nothing_left(20));
 
+  Job named({}, touch, {"FAKE_SSH_REFUSE=wb"}, "wa slots=1\nbob@wb slots=1\n");
+  EXPECT_EQ(named.wait(), 6);
+  EXPECT_TRUE(named.says("`ssh bob@wb true` must work without a question")) << named.err;
+
   HostsJob missing("wa slots=1\nwb slots=1\n", {"no-such-program-here"});
   EXPECT_EQ(missing.wait(), 2);
   EXPECT_TRUE(missing.says("cannot run \"no-such-program-here\"")) << missing.err;

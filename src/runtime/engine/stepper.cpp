@@ -186,9 +186,12 @@ void Stepper::fail_numerically() {
       culprits += base::join(culprits.empty() ? "" : ", ", p_.settings.zero.quantized_gradients ? "or beside " : "",
                              names[r], " (in the shard of rank ", r, ")");
   }
+  const auto& scaler = *p_.scaler;
+  // Every overflow before these has halved the scale.
+  const auto at = scaler.dynamic() ? base::join(" at the minimum loss scale, ", scaler.scale()) : std::string();
   throw InternalError(
-      p_.where("step") + base::join(p_.scaler->state().floor, " steps in a row had non-finite gradients, first in ",
-                                    culprits, losses,
+      p_.where("step") + base::join(scaler.state().floor, " steps in a row had non-finite gradients", at,
+                                    ", first in ", culprits, losses,
                                     ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
                                     "sets the limit."),
       ExitCode::kNumerical);

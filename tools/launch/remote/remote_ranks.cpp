@@ -293,7 +293,8 @@ void RemoteRanks::fail_to_reach(const std::string& why) {
   std::string said;
   for (const std::string& line : last_errors_) said += (said.empty() ? "" : " | ") + line;
   if (said.empty() && !before_mark_.empty()) said = before_mark_.substr(0, 200);
-  std::string hint = base::join("`", program_, " ", plan_.name, " true` must work without a question");
+  const std::string login = plan_.user.empty() ? plan_.name : plan_.user + "@" + plan_.name;
+  std::string hint = base::join("`", program_, " ", login, " true` must work without a question");
   if (program_ != "ssh") hint = base::join("look at what ", program_, " needs, and give it with --launcher_args");
   throw CommError(base::join("[zero run] got ", why, said.empty() ? "" : ": " + said, " for host ", plan_.name,
                              ", expected ", agent_path_, " to run there. Hint: ", hint,
