@@ -1,9 +1,9 @@
 # How tests are declared: few programs, and one entry of ctest for each source file.
 #
-#   zero_test_program(name [TORCH] [LAYERS ...] [LIBS ...] [SOURCES ...])
-#       A program of tests. TORCH: with the precompiled torch and GoogleTest headers. LAYERS: it links zero_core and the
-#       objects of those runtime layers; else zero_static (TORCH) or zero_core. Never both: statics would exist
-#       twice. SOURCES hold no tests.
+#   zero_test_program(name [TORCH] [FAST] [LAYERS ...] [LIBS ...] [SOURCES ...])
+#       A program of tests. TORCH: with the precompiled torch and GoogleTest headers. FAST: its own loops take time, so it
+#       has -O1. LAYERS: it links zero_core and the objects of those runtime layers; else zero_static (TORCH) or
+#       zero_core. Never both: statics would exist twice. SOURCES hold no tests.
 #   zero_test_file(name PROGRAM program FILE file LABELS ... [NIGHTLY patterns] [MATRIX patterns] [TIMEOUT s] [SOURCES ...] [LIBS ...] [NEEDS ...])
 #       Adds a source file to a program, and an entry `name` that runs its cases: the names of its suites are read here, at
 #       configure time, and passed as --gtest_filter. SOURCES go into the program once, however many files name them; NEEDS
@@ -23,8 +23,6 @@ set(ZERO_TESTS_WITHOUT "" CACHE STRING "Cases that no entry runs: patterns of Go
 option(ZERO_TEST_FILES_ALONE "A program for each file of tests: a few of them are built sooner, all of them later" OFF)
 set(ZERO_TEST_LABELS unit dist parity fault cli gpu nightly)
 
-# A precompiled header for the tests without torch. The others use the library's.
-file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns a precompiled header of the tests.\n")
 function(zero_test_flags target)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src/core ${PROJECT_SOURCE_DIR}/src/runtime
     ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR})
@@ -34,18 +32,31 @@ function(zero_test_flags target)
     "$<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overread;-Wno-stringop-overflow>")
   target_link_libraries(${target} PRIVATE GTest::gtest)
 endfunction()
+# Without optimization tests compile in two thirds of the time of -O1. Most of them wait for libzero, libtorch, programs
+# and ranks.
+add_library(zero_o0 INTERFACE)
+if(NOT ZERO_SANITIZE)
+  target_compile_options(zero_o0 INTERFACE $<$<CONFIG:Release>:-O0>)
+endif()
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns the precompiled header of tests with torch.\n")
 add_library(zero_test_pch OBJECT ${CMAKE_BINARY_DIR}/test_pch.cpp)
 zero_test_flags(zero_test_pch)
-target_link_libraries(zero_test_pch PRIVATE zero_o1)
-target_precompile_headers(zero_test_pch PRIVATE <gtest/gtest.h> <filesystem> <fstream> <functional> <string> <vector>)
+target_link_libraries(zero_test_pch PRIVATE torch::cpu zero_o0)
+target_precompile_headers(zero_test_pch PRIVATE <gtest/gtest.h> ${ZERO_TORCH_HEADERS})
 
 # Flags and headers of tests, for object libraries and programs.
-function(zero_use_test target torch)
+function(zero_use_test target)
+  cmake_parse_arguments(ARG "TORCH;FAST" "" "" ${ARGN})
   zero_test_flags(${target})
-  if(torch)
+  if(ARG_FAST AND ARG_TORCH)
     zero_use_torch(${target})
-  else()
+  elseif(ARG_FAST)
     target_link_libraries(${target} PRIVATE zero_o1)
+  else()
+    target_link_libraries(${target} PRIVATE zero_o0)
+  endif()
+  if(ARG_TORCH AND NOT ARG_FAST)
+    target_link_libraries(${target} PRIVATE torch::cpu)
     target_precompile_headers(${target} REUSE_FROM zero_test_pch)
   endif()
 endfunction()
@@ -55,11 +66,16 @@ function(zero_test_program name)
 endfunction()
 
 function(zero_make_test_program name)
-  cmake_parse_arguments(ARG "TORCH" "" "LAYERS;LIBS;SOURCES;NEEDS" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH;FAST" "" "LAYERS;LIBS;SOURCES;NEEDS" ${ARGN})
   list(TRANSFORM ARG_SOURCES PREPEND ${PROJECT_SOURCE_DIR}/tests/)
   add_executable(${name} ${ARG_SOURCES})
   set_source_files_properties(${ARG_SOURCES} TARGET_DIRECTORY ${name} PROPERTIES UNITY_GROUP sources)
-  zero_use_test(${name} ${ARG_TORCH})
+  foreach(option TORCH FAST)
+    if(ARG_${option})
+      list(APPEND options ${option})
+    endif()
+  endforeach()
+  zero_use_test(${name} ${options})
   if(ARG_LAYERS)
     foreach(layer ${ARG_LAYERS})
       target_sources(${name} PRIVATE $<TARGET_OBJECTS:zero_${layer}>)
