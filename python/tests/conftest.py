@@ -19,9 +19,9 @@ REPOSITORY = Path(__file__).parents[2]
 torch.set_num_threads(1)
 
 
-def nightly(value: Any) -> Any:
-    """A value of `parametrize` that script/test leaves to script/nightly."""
-    return pytest.param(value, marks=pytest.mark.nightly)
+def nightly(*values: Any) -> Any:
+    """Values of `parametrize` that script/test leaves to script/nightly."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def config(stage: int = 3, **more: Any) -> dict[str, Any]:
