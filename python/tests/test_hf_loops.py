@@ -208,6 +208,7 @@ def test_preferences_are_learned_with_a_frozen_reference(stage: int) -> None:
 ADAPTERS = """
 import json
 import os
+import sys
 
 import peft
 import torch
