@@ -184,7 +184,7 @@ void declare_train(Command& c, TrainArguments& a) {
            "every K steps save weights alone; no run can be resumed from them", 1, kMost);
   c.option("--keep-weights", a.keep_weights, "N", "with --weights-only-every: all but the newest N of these go", 1,
            kMost);
-  c.flag("--save-async", a.save_async, "write checkpoints while training goes on");
+  c.flag("--save-async", a.save_async, "write checkpoints while training continues");
   c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
   c.flag("--weights-only", a.weights_only,
          "with --resume: take the weights alone; optimizer, steps and the position in the text start anew");

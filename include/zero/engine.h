@@ -133,7 +133,7 @@ class ZERO_API Engine {
   std::string logical_hash();
 
   // [collective] Writes the checkpoint DIR/TAG. ConfigError outside a gradient accumulation boundary, IoError on every
-  // rank if writing fails. With checkpoint.writer.decoupled files are written while training goes on:
+  // rank if writing fails. With checkpoint.writer.decoupled files are written while training continues:
   // finish_checkpoint(), the next save, or the first step() that finds them written, makes them visible or throws.
   void save_checkpoint(const std::filesystem::path& dir, const std::string& tag, const SaveOptions& options = {});
   bool checkpoint_pending() const;  // [local] whether a save in the background is not complete

@@ -416,7 +416,7 @@ class Engine:
 
         weights_only: masters, frozen parameters and buffers alone; only load_checkpoint(weights_only=True) takes it.
         exclude_frozen_parameters: without those of a base model; load_checkpoint(partial=) has to name them.
-        With "checkpoint": {"writer": {"decoupled": true}} files are written while training goes on. The checkpoint is
+        With "checkpoint": {"writer": {"decoupled": true}} files are written while training continues. The checkpoint is
         complete after finish_checkpoint(), or the first step() that finds it written.
         """
         self._prepare_save(user_state)

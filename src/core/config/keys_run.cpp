@@ -46,7 +46,7 @@ void add_run_keys(std::vector<Key>& keys) {
       .key("tag_validation", one_of(&CheckpointSettings::tag_validation, "Warn Ignore Fail"),
            "reaction if ranks pass different tags")
       .key("writer.decoupled", &CheckpointSettings::decoupled,
-           "write checkpoints while training goes on; finish_checkpoint() or a later step() completes them")
+           "write checkpoints while training continues; finish_checkpoint() or a later step() completes them")
       .key("writer.show_statistics", &CheckpointSettings::show_statistics,
            "log bytes, seconds and stalls of a save in the background");
   Block(keys, "libzero", &Settings::checkpoint)
