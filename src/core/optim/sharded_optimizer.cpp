@@ -6,35 +6,12 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/name_pattern.h"
 
 namespace zero::optim {
 namespace {
 
 using config::OptimizerType;
-
-// Matches the whole text with * (any text), ? (one character) and \ (the next character as it is): greedy, backtracks
-// to the last * only.
-bool matches(std::string_view pattern, std::string_view text) {
-  std::size_t p = 0, t = 0, star = std::string_view::npos, resume = 0;
-  while (t < text.size()) {
-    const bool literal = p + 1 < pattern.size() && pattern[p] == '\\';
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = t;
-    } else if (literal ? pattern[p + 1] == text[t]
-                       : p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      p += literal ? 2 : 1;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 std::vector<double> base_rates(const config::OptimizerSettings& optimizer,
                                const std::vector<config::ParameterGroup>& groups) {
@@ -120,22 +97,8 @@ float ShardedOptimizer::slot_initial_value() const {
 
 int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vector<std::string>& aliases) const {
   for (std::size_t g = 1; g < groups_.size(); ++g)
-    if (pattern_names(groups_[g].pattern, name, aliases)) return static_cast<int>(g);
+    if (base::pattern_names(groups_[g].pattern, name, aliases)) return static_cast<int>(g);
   return 0;
-}
-
-bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases) {
-  return matches(pattern, name) ||
-         std::any_of(aliases.begin(), aliases.end(), [&](const std::string& alias) { return matches(pattern, alias); });
-}
-
-std::string exact_pattern(std::string_view name) {
-  std::string pattern;
-  for (const char c : name) {
-    if (c == '*' || c == '?' || c == '\\') pattern += '\\';
-    pattern += c;
-  }
-  return pattern;
 }
 
 double ShardedOptimizer::lr(int group) const {

@@ -33,12 +33,6 @@ struct Span {
   std::int64_t missed_steps = 0;
 };
 
-// Whether the pattern (* matches any text, ? one character, \ makes the next character literal) matches the full name
-// of a parameter, or of one tied to it.
-bool pattern_names(std::string_view pattern, std::string_view name, const std::vector<std::string>& aliases);
-// The pattern that matches this name alone: keys of a ModuleDict may contain * and ?.
-std::string exact_pattern(std::string_view name);
-
 // Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All rules are element-wise: spans may
 // be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
 // operations] in update_simd.cpp). A step is

@@ -9,7 +9,7 @@
 #include <set>
 #include <unordered_set>
 
-#include "optim/sharded_optimizer.h"
+#include "base/name_pattern.h"
 
 namespace zero::engine {
 namespace {
@@ -18,9 +18,9 @@ using Groups = std::vector<std::unique_ptr<ModelBinding::Group>>;
 
 // An expert is named on all ranks: those without it gather what they have in its place.
 bool names_member(const std::string& pattern, const ModelParameter& member) {
-  if (optim::pattern_names(pattern, member.name, member.aliases)) return true;
+  if (base::pattern_names(pattern, member.name, member.aliases)) return true;
   for (int place = 0; member.expert && place < member.expert->ep_size; ++place)
-    if (optim::pattern_names(pattern, member.expert->at(place, member.name), {})) return true;
+    if (base::pattern_names(pattern, member.expert->at(place, member.name), {})) return true;
   return false;
 }
 
@@ -28,7 +28,7 @@ std::set<int> groups_named(const Groups& groups, const std::string& pattern) {
   std::set<int> found;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto& members = groups[g]->members;
-    if (optim::pattern_names(pattern, groups[g]->facts.name, {}) ||
+    if (base::pattern_names(pattern, groups[g]->facts.name, {}) ||
         std::any_of(members.begin(), members.end(),
                     [&](const ModelParameter& member) { return names_member(pattern, member); }))
       found.insert(static_cast<int>(g));
@@ -55,7 +55,7 @@ std::set<int> groups_of_module(const Groups& groups, const std::vector<ModelPara
       if (wanted.count(member.tensor.unsafeGetTensorImpl()) != 0) found.insert(static_cast<int>(g));
   for (const auto& parameter : remote)
     if (wanted.count(parameter.tensor.unsafeGetTensorImpl()) != 0)
-      found.merge(groups_named(groups, optim::exact_pattern(parameter.name)));
+      found.merge(groups_named(groups, base::exact_pattern(parameter.name)));
   return found;
 }
 

@@ -14,9 +14,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/name_pattern.h"
 #include "base/plain_name.h"
 #include "engine/checks.h"
-#include "optim/sharded_optimizer.h"
 #include "torch_hooks/deferred_init.h"
 #include "torch_hooks/gradient_hook.h"
 #include "torch_hooks/interception.h"
@@ -201,7 +201,7 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
       faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
   for (const auto& group : settings.parameter_groups)
     if (std::none_of(walk.found.begin(), walk.found.end(), [&](const ModelParameter& parameter) {
-          return optim::pattern_names(group.pattern, parameter.name, parameter.aliases);
+          return base::pattern_names(group.pattern, parameter.name, parameter.aliases);
         }))
       faults += "\n  libzero.parameter_groups: the pattern \"" + group.pattern + "\" matches no parameter";
   std::unordered_multimap<c10::StorageImpl*, const ModelParameter*> storages;

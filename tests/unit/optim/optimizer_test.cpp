@@ -444,18 +444,6 @@ TEST(ShardedOptimizer, GroupsByWildcard) {
   EXPECT_EQ(group_of("a?c", "ac"), 0);
 }
 
-TEST(ShardedOptimizer, AnExactPatternMatchesItsNameAlone) {
-  const std::vector<std::string> names = {"a?.w",   "ab.w", "c*",   "c_long", "c",  "d\\x",
-                                          "d\\\\x", "d\\*", "e[f]", "ef",     "g\\"};
-  for (const auto& pattern : names)
-    for (const auto& name : names)
-      EXPECT_EQ(pattern_names(exact_pattern(pattern), name, {}), pattern == name) << pattern << " and " << name;
-  EXPECT_TRUE(pattern_names("*\\*", "ab*", {}));
-  EXPECT_FALSE(pattern_names("*\\*", "ab", {}));
-  EXPECT_TRUE(pattern_names("*\\?x*", "a?b?xc", {}));
-  EXPECT_TRUE(pattern_names("a\\", "a\\", {}));  // nothing follows that could be meant
-}
-
 TEST(ShardedOptimizer, EachGroupHasItsOwnRateAndDecay) {
   const std::vector<config::ParameterGroup> groups = {{"b*", 0.5, 0.0}, {"c*", {}, 1.0}};
   ShardedOptimizer optimizer(adam(OptimizerType::Sgd), {}, groups);
