@@ -51,6 +51,9 @@ Condition condition_of(const Document& document, When when) {
       return {"dynamic", unless(value("fp16.loss_scale") == "0", "the loss scale is fixed")};
     case When::Bf16:
       return {"bf16", unless(is_on("bf16.enabled"), "bf16 is not enabled")};
+    case When::SixteenBit:
+      return {"16 bits",
+              unless(is_on("fp16.enabled") || is_on("bf16.enabled"), "neither bf16 nor fp16 is enabled")};
     case When::TensorBoard:
       return {"tensorboard", unless(is_on("tensorboard.enabled"), "tensorboard is off")};
     case When::CsvMonitor:

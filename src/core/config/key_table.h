@@ -59,6 +59,7 @@ enum class When {
   Fp16,
   DynamicScale,
   Bf16,
+  SixteenBit,
   TensorBoard,
   CsvMonitor,
   Postscale,

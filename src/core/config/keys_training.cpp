@@ -169,7 +169,9 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("libzero.units", &Settings::units,
            "paths of the modules that are unsharded as one unit; empty: found automatically")
       .key("libzero.unit_min_numel", &Settings::unit_min_numel, "adjacent units with fewer elements are merged",
-           at_least(0), unit("elements"));
+           at_least(0), unit("elements"))
+      .key("libzero.keep_fp32", &Settings::keep_fp32,
+           "patterns (* and ?) of the names of parameters that stay fp32: a router, norms", needs(When::SixteenBit));
   Block(keys, "libzero.model", &Settings::model)
       .key("size", one_of(&ModelSettings::size, "gpt-1m gpt-10m gpt2 gpt2-medium gpt2-large gpt2-xl"),
            "built-in GPT of `zero train`")

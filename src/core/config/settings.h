@@ -143,6 +143,7 @@ struct Settings {
   std::int64_t unit_min_numel = 0;               // adjacent units of fewer elements are merged
   ScheduleSettings schedule;
   Precision precision = Precision::Fp32;
+  std::vector<std::string> keep_fp32;  // libzero.keep_fp32: patterns of parameters that stay fp32
   ScalerSettings scaler;
   bool check_grad_overflow = true;  // bf16
   std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
@@ -155,8 +156,7 @@ struct Settings {
   AioSettings aio;
   MemoryBudget memory;
   std::optional<std::int64_t> steps_per_print = 10;
-  bool wall_clock_breakdown = false, memory_breakdown = false;
-  bool dump_state = false;
+  bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
   MonitorSettings tensorboard, csv_monitor;
   std::optional<std::string> log_level;
   CheckpointSettings checkpoint;
