@@ -292,17 +292,22 @@ std::string fixed_times(double value) {
   return text;
 }
 
-// The elements that are sharded over as many ranks: all of a model, or all but experts and experts.
-struct Elements {
-  std::int64_t numel = 0, padded = 0, persistent = 0;
+// The bytes that are sharded over as many ranks: all of a model, or all but experts and experts.
+struct Bytes {
+  std::int64_t parameters = 0, gradients = 0;  // in a reduction
+  std::int64_t padded_parameters = 0, padded_gradients = 0, persistent = 0;
 };
-std::map<int, Elements> parts_by_ranks(const Schedule& s) {
-  std::map<int, Elements> parts;
-  for (const auto& unit : s.units) {
+std::map<int, Bytes> parts_by_ranks(const Schedule& s) {
+  std::map<int, Bytes> parts;
+  for (std::size_t u = 0; u < s.units.size(); ++u) {
+    const auto& unit = s.units[u];
+    const auto parameter = step::width(s.precision[u].param), gradient = step::width(s.precision[u].reduce);
     auto& part = parts[unit.layout.world()];
-    part.numel += unit.numel();
-    part.padded += unit.padded_numel();
-    if (unit.persistent) part.persistent += unit.padded_numel();
+    part.parameters += unit.numel() * parameter;
+    part.gradients += unit.numel() * gradient;
+    part.padded_parameters += unit.padded_numel() * parameter;
+    part.padded_gradients += unit.padded_numel() * gradient;
+    if (unit.persistent) part.persistent += unit.padded_numel() * parameter;
   }
   return parts;
 }
@@ -313,13 +318,14 @@ std::string volume_text(const Schedule& s, const Explained& what, std::size_t co
                                    : "ZeRO sends nothing: no other rank has the same part of the model.",
                    columns);
   const auto v = volume_of(s, what);
-  const auto bytes = static_cast<std::int64_t>(s.parameter_width) * what.parameters;
+  std::int64_t bytes = 0;
   std::string share;  // of P
   for (const auto& [ranks, part] : parts_by_ranks(s)) {
     const auto fraction = base::join("(", ranks - 1, "/", ranks, ")");
-    const auto numel = part.numel * s.parameter_width;
-    share = what.experts.ep_size == 1 ? "P x " + fraction
-                                      : base::join(share, share.empty() ? "(" : " + ", numel, " x ", fraction);
+    bytes += part.parameters;
+    share = what.experts.ep_size == 1
+                ? "P x " + fraction
+                : base::join(share, share.empty() ? "(" : " + ", part.parameters, " x ", fraction);
   }
   if (what.experts.ep_size > 1) share += ")";
   const bool mapped =
@@ -406,17 +412,16 @@ VolumeLine volume_of(const Schedule& s, const Explained& what) {
   double once = 0;
   for (const auto& [world, part] : parts_by_ranks(s)) {
     const double ranks = world;
-    const auto volume = [&](std::int64_t numel, std::int64_t persistent) {
-      return planning::sent_bytes(scheme_of(s.stage),
-                                  {.parameter_bytes = static_cast<double>(numel * s.parameter_width),
-                                   .gradient_bytes = static_cast<double>(numel * s.wire_width),
-                                   .ranks = ranks,
-                                   .micro_steps = k,
-                                   .persistent_bytes = static_cast<double>(persistent * s.parameter_width)});
+    const auto volume = [&](std::int64_t parameters, std::int64_t gradients, std::int64_t persistent) {
+      return planning::sent_bytes(scheme_of(s.stage), {.parameter_bytes = static_cast<double>(parameters),
+                                                       .gradient_bytes = static_cast<double>(gradients),
+                                                       .ranks = ranks,
+                                                       .micro_steps = k,
+                                                       .persistent_bytes = static_cast<double>(persistent)});
     };
-    line.paper += volume(part.numel, 0);
-    line.padded += volume(part.padded, part.persistent);
-    once += static_cast<double>(part.numel * s.parameter_width) * (ranks - 1) / ranks;
+    line.paper += volume(part.parameters, part.gradients, 0);
+    line.padded += volume(part.padded_parameters, part.padded_gradients, part.persistent);
+    once += static_cast<double>(part.parameters) * (ranks - 1) / ranks;
   }
   if (once > 0) line.times = static_cast<double>(line.sent) / once;
   return line;

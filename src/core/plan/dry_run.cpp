@@ -101,9 +101,14 @@ void DryRun::gradient(std::size_t parameter, Tensor gradient) {
   const auto [g, i] = member_of_.at(parameter);
   const auto& group = groups_[static_cast<std::size_t>(g)];
   if (!group.trainable) return;
-  const auto& tensor = static_cast<const Allocated&>(*gradient);
   const auto numel = group.layout.parameter_numel(static_cast<std::size_t>(i));
-  const step::View arrived{tensor.buffer, 0, numel, run_.precision.param};
+  const auto dtype = group.precision.param;
+  if (dtype != run_.precision.param) {  // the model describes gradients of activations' dtype
+    gradient.reset();
+    gradient = make(numel * width(dtype));
+  }
+  const auto& tensor = static_cast<const Allocated&>(*gradient);
+  const step::View arrived{tensor.buffer, 0, numel, dtype};
   const bool in_block = tensor.in_block;
   gradients_.emplace(arrived.buffer, std::move(gradient));
   program_.gradient(g, i, arrived, in_block);

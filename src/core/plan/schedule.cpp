@@ -99,9 +99,9 @@ const char* state_of(Role role) {
 // The persistent buffers by role, and autograd's gradients, which are transient.
 std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
                                  const step::Memory& memory) {
-  std::map<std::tuple<Role, int, bool, bool, Tier>, Holding> all;
+  std::map<std::tuple<Role, int, int, bool, bool, Tier>, Holding> all;
   const auto add = [&](const step::GroupFacts& group, const step::Memory::Resting& r, bool sharded, bool passing) {
-    auto& holding = all[{r.role, group.axis, sharded, passing, r.tier}];
+    auto& holding = all[{r.role, group.axis, step::width(r.dtype), sharded, passing, r.tier}];
     holding.state = state_of(r.role);
     holding.purpose = r.purpose;
     holding.width = step::width(r.dtype);
@@ -123,9 +123,9 @@ std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<st
   for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
     const auto& group = groups[static_cast<std::size_t>(g)];
     if (!group.trainable || group.grads != step::GradStorageKind::Autograd) continue;
-    const auto numel = group.layout.numel(), bytes = numel * step::width(run.precision.grad);
+    const auto numel = group.layout.numel(), bytes = numel * step::width(group.precision.grad);
     if (bytes > 0)
-      add(group, {Tier::Device, step::Purpose::Gradients, Role::Grads, g, numel, run.precision.grad, bytes},
+      add(group, {Tier::Device, step::Purpose::Gradients, Role::Grads, g, numel, group.precision.grad, bytes},
           /*sharded=*/false, /*passing=*/true);
   }
   std::vector<Holding> result;
@@ -172,6 +172,7 @@ Schedule schedule(const ScheduleInput& input, const config::Settings& settings, 
   const auto placed = step::place(task);
   if (!placed.fits) throw ConfigError("[plan] " + step::refusal(task, placed, ""), ExitCode::kOutOfMemory);
   const auto groups = step::group_facts(run, settings, result.units, placed.placements);
+  for (const auto& group : groups) result.precision.push_back(group.precision);
 
   step::EventList events;
   DryRun dry(run, result.units, groups, events);

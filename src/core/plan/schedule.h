@@ -61,10 +61,13 @@ struct Holding {
 struct Schedule {
   std::vector<Event> events;
   std::vector<Unit> units;
+  std::vector<step::MixedPrecisionPolicy> precision;  // by unit
   std::vector<Holding> holdings;
   int stage = 0, world = 1;  // world: the ranks that share the states of all but experts
   std::int64_t accumulation = 1;
-  int parameter_width = 4, gradient_width = 4, wire_width = 4, num_slots = 2;
+  // Of units whose parameters do not stay fp32.
+  int parameter_width = 4, gradient_width = 4, wire_width = 4;
+  int num_slots = 2;
   std::int64_t padded_numel = 0;            // of all units
   std::int64_t padded_trainable_numel = 0;  // of the units that have gradients
   std::int64_t persistent_numel = 0;        // the part of padded_numel that stage 3 does not shard

@@ -20,7 +20,6 @@ class Walk {
  public:
   Walk(const RunFacts& run, const std::vector<GroupFacts>& groups)
       : groups_(groups),
-        param_(run.precision.param),
         memory_(backend_, ledger_, run.checksums),
         scaler_(config::Settings()),
         program_(run, groups, backend_.ops(), memory_, scaler_, observer_) {
@@ -69,15 +68,15 @@ class Walk {
     const auto& facts = groups_[static_cast<std::size_t>(group)];
     if (!facts.trainable) return;
     const auto numel = facts.layout.parameter_numel(static_cast<std::size_t>(member));
-    const auto bytes = numel * width(param_) + step::kReadableOverhead;
+    const auto dtype = facts.precision.param;
+    const auto bytes = numel * width(dtype) + step::kReadableOverhead;
     const bool in_block = memory_.serves(bytes);
     const int buffer = in_block ? memory_.take_block(bytes) : memory_.register_foreign();
     if (!in_block) others_memory_.insert(buffer);
-    program_.gradient(group, member, {buffer, 0, numel, param_}, in_block);
+    program_.gradient(group, member, {buffer, 0, numel, dtype}, in_block);
   }
 
   const std::vector<GroupFacts>& groups_;
-  const Dtype param_;
   std::vector<int> spread_, others_;
   std::set<int> others_memory_;  // gradients that are not in blocks
   step::MemoryLedger ledger_;

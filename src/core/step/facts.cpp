@@ -34,26 +34,25 @@ MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t
           .grad = dtype_of(settings.grad_accum_dtype.value_or(accumulation > 1 ? config::Precision::Fp32 : param))};
 }
 
+bool is_one_dtype(const MixedPrecisionPolicy& p) { return p.grad == p.param && p.reduce == p.param; }
+
 // Peers read gradients in place if gradients are sharded, or if all dtypes are equal.
-bool reduces_in_place(const RunFacts& run, const Axis& axis) {
-  const auto& p = run.precision;
-  return axis.peer_reads && axis.size > 1 && (run.sharding.grads || (p.grad == p.param && p.reduce == p.param));
+bool reduces_in_place(const RunFacts& run, const MixedPrecisionPolicy& precision, const Axis& axis) {
+  return axis.peer_reads && axis.size > 1 && (run.sharding.grads || is_one_dtype(precision));
 }
 
-GradStorageKind grads_of(const RunFacts& run, const Axis& axis) {
-  const auto& p = run.precision;
-  const bool in_place = reduces_in_place(run, axis);
+GradStorageKind grads_of(const RunFacts& run, const MixedPrecisionPolicy& precision, const Axis& axis) {
+  const bool in_place = reduces_in_place(run, precision, axis);
   if (in_place && run.sharding.grads) return GradStorageKind::PeerRead;
-  const bool one_dtype = p.grad == p.param && p.reduce == p.param;
   const bool nothing_to_do = axis.size == 1 && run.predivide == 1;
-  return one_dtype && (in_place || nothing_to_do) ? GradStorageKind::Autograd : GradStorageKind::Flat;
+  return is_one_dtype(precision) && (in_place || nothing_to_do) ? GradStorageKind::Autograd : GradStorageKind::Flat;
 }
 
 std::vector<Segment> segments_of(const RunFacts& run, const GroupFacts& group, Tier tier, bool any_delayed) {
   const auto owned = group.owned();
   const auto moved = tier == Tier::Device ? 0 : step::moved_numel(owned, run.offload_ratio);
   // A delayed update must not modify the parameters that a step reads.
-  const bool aliases = run.precision.param == Dtype::F32 && group.param_tier == Tier::Device && !any_delayed;
+  const bool aliases = group.precision.param == Dtype::F32 && group.param_tier == Tier::Device && !any_delayed;
   std::vector<Segment> all;
   const auto add = [&](Tier at, std::int64_t begin, std::int64_t numel) {
     Segment segment{.tier = at, .begin = begin, .numel = numel, .aliases_master = aliases && at == Tier::Device};
@@ -104,7 +103,7 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   run.checks_overflow = settings.precision != config::Precision::Bf16 || settings.check_grad_overflow;
   bool in_place = false;
   for (auto& axis : run.topology.axes) {
-    in_place |= reduces_in_place(run, axis);
+    in_place |= reduces_in_place(run, run.precision, axis);
     // Experts have no secondary shards: neighbouring ranks may have other experts.
     const bool secondary = run.sharding.params && axis.size > 1 && !axis.peer_reads && zero.hpz_ranks > 1 &&
                            &axis == &run.topology.axes.front();
@@ -134,7 +133,7 @@ std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& grou
   std::int64_t bytes = 0;
   for (const auto& group : groups)
     bytes += group.trainable ? group.owned() * (1 + run.num_slots) * kMasterWidth
-                             : group.resting() * width(run.precision.param);
+                             : group.resting() * width(group.precision.param);
   return base::kKeptSlots * bytes;
 }
 
@@ -156,6 +155,7 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
     group.persistent = unit.persistent;
     group.layout = unit.layout;
     group.axis = unit.axis;
+    group.precision = run.precision_of(unit.fp32);
     if (run.topology.tensor_rank > 0 && unit.replicated > 0)
       group.counted_begin = unit.replicated == unit.layout.num_parameters()
                                 ? unit.padded_numel()
@@ -166,14 +166,15 @@ std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings&
         run.sharding.params && !unit.persistent && (axis.size > 1 || placements[u].params != Tier::Device);
     group.param_tier = group.sharding.params ? placements[u].params : Tier::Device;
     group.symmetric = group.sharding.params && axis.peer_reads && axis.size > 1 && group.param_tier != Tier::File &&
-                      group.shard() * width(run.precision.param) >= static_cast<std::int64_t>(net::kLeastMappedBytes);
-    if (axis.quantizes && axis.size > 1 && run.sharding.params) {
+                      group.shard() * width(group.precision.param) >= static_cast<std::int64_t>(net::kLeastMappedBytes);
+    // Parameters that stay fp32 are sent as they are.
+    if (axis.quantizes && axis.size > 1 && run.sharding.params && !unit.fp32) {
       const bool trained = zero.quantized_weights, frozen = trained || zero.quantized_nontrainable_weights;
       group.unshard_bits = (unit.trainable ? trained : frozen) ? 8 : 0;
       group.reduce_bits = zero.quantized_gradients ? 4 : 0;
     }
     if (!unit.trainable) continue;
-    group.grads = grads_of(run, axis);
+    group.grads = grads_of(run, group.precision, axis);
     const auto tier = run.offload_ratio > 0 ? placements[u].optimizer : Tier::Device;
     const bool offloaded = tier != Tier::Device;
     // On a CPU a reduced shard is written directly to where the update reads it.

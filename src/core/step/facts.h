@@ -61,6 +61,7 @@ struct Unit {
   std::string name;  // as in traces and messages: "root", "blocks.0", ...
   bool root = false, trainable = true;
   bool persistent = false;              // its parameters are never sharded
+  bool fp32 = false;                    // they stay fp32 in a run in 16 bits (libzero.keep_fp32)
   std::vector<std::size_t> parameters;  // indices into the model's parameters, in the order of `layout`
   sharding::ShardLayout layout;         // of its flat vector over the ranks of the axis
   int axis = 0;                         // index into RunTopology::axes
@@ -97,6 +98,7 @@ struct GroupFacts {
   bool root = false, trainable = true, persistent = false;
   sharding::ShardLayout layout{{0}, 1, 1};
   int axis = 0;
+  MixedPrecisionPolicy precision;
   std::int64_t counted_begin = 0;  // elements before it are counted in the norm by another tensor-parallel rank
   ShardingPolicy sharding;         // params is false for persistent units, and for one rank without offload
   Tier param_tier = Tier::Device;  // of the stored parameters
@@ -121,9 +123,9 @@ struct GroupFacts {
 struct RunFacts {
   RunTopology topology;
   ShardingPolicy sharding;
-  MixedPrecisionPolicy precision;
-  int num_slots = 2;             // fp32 optimizer states per element besides the master
-  float slot_initial_value = 0;  // of those states
+  MixedPrecisionPolicy precision;  // of activations, and of groups whose parameters do not stay fp32
+  int num_slots = 2;               // fp32 optimizer states per element besides the master
+  float slot_initial_value = 0;    // of those states
   std::int64_t accumulation = 1;
   bool boundary_by_count = true;           // a step every `accumulation` micro-batches; false: when step() is called
   float predivide = 1, postmultiply = 1;   // gradients are multiplied before the reduction; in the update
@@ -143,6 +145,7 @@ struct RunFacts {
   bool updates_together = false;     // of all groups before the first all-gather: a GPU
   bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
+  MixedPrecisionPolicy precision_of(bool fp32) const { return fp32 ? MixedPrecisionPolicy{} : precision; }
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
   // Elements of a group's flat vector before this rank's shard; before the range whose optimizer states it owns.
   std::int64_t shard_begin(const GroupFacts& group) const { return axis_of(group).rank * group.shard(); }

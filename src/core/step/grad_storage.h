@@ -83,7 +83,7 @@ class GradStorage {
   // Starts the operation that finish_reduce() waits for.
   void observe_reduce(bool to_all);
   const Axis& axis() const { return c_.facts.axis_of(facts_); }
-  const MixedPrecisionPolicy& precision() const { return c_.facts.precision; }
+  const MixedPrecisionPolicy& precision() const { return facts_.precision; }
   std::int64_t shard_begin() const { return c_.facts.shard_begin(facts_); }
   std::int64_t numel_of(int member) const { return facts_.layout.parameter_numel(static_cast<std::size_t>(member)); }
   // Whether the first sum of a step can be written directly to its final buffer.

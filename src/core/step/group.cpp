@@ -35,7 +35,7 @@ void Group::make_states() {
                                   .purpose = Purpose::Parameters,
                                   .role = Role::PendingParams,
                                   .group = index},
-                                 facts.owned(), c.facts.precision.param);
+                                 facts.owned(), facts.precision.param);
   c.backend.tensors.fill(pending_params, 0);  // updates do not write padding, which must be zero
 }
 

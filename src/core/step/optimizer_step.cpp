@@ -2,6 +2,7 @@
 #include "step/optimizer_step.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "step/tiers.h"
@@ -48,11 +49,14 @@ void OptimizerStep::give_slots() {
 }
 
 void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
-  bool states_in_file = false, params_in_file = false, params_travel = false;
+  bool states_in_file = false, params_in_file = false;
+  std::optional<Dtype> widest;  // of the parameters that travel
   for (const auto& tile : tiles_) {
     states_in_file |= segment_of(tile).tier == Tier::File;
-    params_travel |= segment_of(tile).param_travels;
-    params_in_file |= segment_of(tile).param_travels && tile.group->facts.in_file();
+    if (!segment_of(tile).param_travels) continue;
+    params_in_file |= tile.group->facts.in_file();
+    const auto dtype = tile.group->facts.precision.param;
+    if (!widest || width(dtype) > width(*widest)) widest = dtype;
   }
   const auto rest = [&](Place place, Role role, Dtype dtype) {
     return c_.memory.rest({.place = place, .tier = Tier::Host, .purpose = Purpose::Other, .role = role}, numel, dtype);
@@ -61,9 +65,7 @@ void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
   for (auto& slot : slots_) {
     for (int state = 0; states_in_file && state <= c_.facts.num_slots; ++state)
       slot.states[state] = rest(Place::IoBuffer, Role::StatesTile, Dtype::F32);
-    if (params_travel)
-      slot.param =
-          rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, Role::ParamsTile, c_.facts.precision.param);
+    if (widest) slot.param = rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, Role::ParamsTile, *widest);
   }
 }
 
@@ -115,7 +117,7 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
   if (to == To::PendingParams) {
     target.param = group.pending_params.part(owned, tile.numel);
   } else if (travels) {
-    target.param = slot->param.part(0, tile.numel);
+    target.param = {slot->param.buffer, 0, tile.numel, group.facts.precision.param};
     zero_gaps(c_, group.facts.layout, c_.facts.owned_begin(group.facts) + owned, target.param);  // updates skip them
   } else if (!segment.aliases_master) {
     target.param = resting;

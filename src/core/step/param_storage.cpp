@@ -17,7 +17,7 @@ ParamStorage::ParamStorage(const Context& context, const GroupFacts& facts, int 
                              .role = Role::Params,
                              .group = group,
                              .axis = facts.axis},
-                            facts.resting(), c_.facts.precision.param);
+                            facts.resting(), facts.precision.param);
   if (place == Place::Symmetric) resting_.begin = shard_begin();
   if (facts.sharding.params) residency_ = Residency::Sharded;
 }
@@ -79,7 +79,7 @@ class SymmetricParams final : public ParamStorage {
   void unshard_copy() override {
     if (copy_) return;
     wait_for_peers();
-    auto copy = c_.memory.take(Memory::kUnshard, facts_.padded(), c_.facts.precision.param);
+    auto copy = c_.memory.take(Memory::kUnshard, facts_.padded(), facts_.precision.param);
     c_.backend.tensors.copy(copy, whole(), Lane::Compute);
     copy_ = copy;
     c_.backend.model.bind(group_, copy_);
@@ -128,7 +128,7 @@ class ShardedParams final : public ParamStorage {
                                    .purpose = Purpose::Parameters,
                                    .role = Role::SecondaryShard,
                                    .group = group},
-                                  facts.padded() / ranks, c_.facts.precision.param);
+                                  facts.padded() / ranks, facts.precision.param);
   }
   ~ShardedParams() override { fetch_.settle(); }
 

@@ -42,6 +42,7 @@ class ParamStorage : public Unshardable {
   const std::string& name() const final { return facts_.name; }
   bool root() const final { return facts_.root; }
   std::int64_t padded_numel() const final { return facts_.padded(); }
+  std::int64_t whole_bytes() const final { return facts_.padded() * width(facts_.precision.param); }
   bool rests_sharded() const final { return facts_.sharding.params; }
   bool rests_in_file() const final { return facts_.in_file(); }
   bool symmetric() const final { return facts_.symmetric; }
@@ -50,7 +51,6 @@ class ParamStorage : public Unshardable {
  protected:
   ParamStorage(const Context& context, const GroupFacts& facts, int group, Place place);
   const Axis& axis() const { return c_.facts.axis_of(facts_); }
-  std::int64_t whole_bytes() const { return facts_.padded() * width(c_.facts.precision.param); }
   std::int64_t shard_begin() const { return c_.facts.shard_begin(facts_); }
 
   const Context& c_;

@@ -84,12 +84,12 @@ bool Prefetcher::may_be_resharded(int group) const {
 
 std::int64_t Prefetcher::numel_of(int group) const { return groups_[static_cast<std::size_t>(group)]->padded_numel(); }
 
-std::int64_t Prefetcher::unsharded_numel() const {
+std::int64_t Prefetcher::unsharded_bytes() const {
   const Lock lock(mutex_);
   std::int64_t unsharded = 0;
   for (const auto* group : groups_)
     if (group->rests_sharded() && group->residency() != Unshardable::Residency::Sharded)
-      unsharded += group->padded_numel();
+      unsharded += group->whole_bytes();
   return unsharded;
 }
 

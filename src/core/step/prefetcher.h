@@ -32,6 +32,7 @@ class Unshardable {
   virtual const std::string& name() const = 0;
   virtual bool root() const = 0;
   virtual std::int64_t padded_numel() const = 0;
+  virtual std::int64_t whole_bytes() const = 0;  // of the unsharded vector
   virtual bool rests_sharded() const = 0;
   virtual bool rests_in_file() const = 0;
   // Peers read the stored shards in place: unsharding costs no memory, so resharding frees none.
@@ -89,8 +90,8 @@ class Prefetcher {
   // The same for all groups.
   void pin_all();
   void unpin_all();
-  // Elements of the groups that are sharded in storage and unsharded now.
-  std::int64_t unsharded_numel() const;
+  // Bytes of the groups that are sharded in storage and unsharded now.
+  std::int64_t unsharded_bytes() const;
 
   // Number of passes whose order differed from the expected one.
   std::int64_t divergences() const { return divergences_; }

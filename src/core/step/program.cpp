@@ -53,9 +53,9 @@ void StepProgram::serve_blocks() {
   for (const auto& group : group_facts_) {
     if (!group.trainable || !facts_.peer_reduces(group)) continue;
     c_.memory.serve_blocks(group.sharding.grads ? Purpose::ReduceBuffers : Purpose::Gradients);
-    if (facts_.precision.reduce != facts_.precision.param) continue;
+    if (group.precision.reduce != group.precision.param) continue;
     for (std::size_t i = 0; i < group.layout.num_parameters(); ++i)
-      c_.memory.serve(group.layout.parameter_numel(i) * width(facts_.precision.param) + step::kReadableOverhead);
+      c_.memory.serve(group.layout.parameter_numel(i) * width(group.precision.param) + step::kReadableOverhead);
   }
 }
 

@@ -96,7 +96,7 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
         }
       };
       if (!trainable) {
-        add(kFrozen, engine::scalar_type(state.parts.run.precision.param));
+        add(kFrozen, engine::scalar_type(group->facts.precision.param));
         continue;
       }
       add("master", at::kFloat);

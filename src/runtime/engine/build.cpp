@@ -273,10 +273,11 @@ std::vector<step::Unit> sized(const Parts& parts, const Found& found) {
                      .root = unit.root,
                      .trainable = unit.trainable,
                      .persistent = unit.persistent,
+                     .fp32 = unit.fp32,
                      .parameters = unit.parameters,
                      .layout = sharding::ShardLayout::of_group(
                          std::move(numels), parts.run.topology.axes[static_cast<std::size_t>(unit.axis)].size,
-                         width(parts.run.precision.param), parts.device.is_cpu()),
+                         width(parts.run.precision_of(unit.fp32).param), parts.device.is_cpu()),
                      .axis = unit.axis,
                      .replicated = replicated});
   }

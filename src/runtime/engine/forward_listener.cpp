@@ -130,7 +130,7 @@ void ForwardListener::show(int group) {
 
 void ForwardListener::count_bytes() {
   if (!p_.trace.recording()) return;
-  p_.trace.count(*p_.memory->ledger, p_.prefetcher().unsharded_numel() * width(p_.run.precision.param));
+  p_.trace.count(*p_.memory->ledger, p_.prefetcher().unsharded_bytes());
 }
 
 void ForwardListener::before_use(const int* tags, int count, const char* op) {

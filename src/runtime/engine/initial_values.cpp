@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/dtypes.h"
 #include "engine/rank_agreement.h"
 #include "engine/tensor_parts.h"
 #include "torch_hooks/allocation_observer.h"
@@ -79,7 +78,7 @@ void adopt(Parts& parts, int group, std::size_t i, const at::Tensor& whole) {
   const auto part = part_of(g.members[i], whole, parts.tensor_group->rank()).reshape({-1}).to(at::kCPU, at::kFloat);
   const Lent lent(*parts.memory, part);
   parts.program->initialise_part(group, g.facts.layout.parameter_offset(i), lent.view());
-  parts.binding().attach(group, i, resting_of(parts, group), scalar_type(parts.run.precision.param));
+  parts.binding().attach(group, i, resting_of(parts, group));
 }
 
 // Rank 0's values of a parameter, on every rank. Only rank 0's are the parameter's own memory.
@@ -134,7 +133,7 @@ void adopt_group(Parts& parts, int group) {
   const Lent lent(*parts.memory, values);
   parts.program->initialise(group, lent.view(), /*broadcast=*/true);
   for (std::size_t i = 0; i < binding.group(group).members.size(); ++i)
-    binding.attach(group, i, resting_of(parts, group), scalar_type(parts.run.precision.param));
+    binding.attach(group, i, resting_of(parts, group));
 }
 
 // The parameters of a deferred build, and buffers that have no values yet.

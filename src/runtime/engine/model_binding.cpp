@@ -72,9 +72,10 @@ at::Tensor ModelBinding::values(int index) const {
   return values;
 }
 
-void ModelBinding::attach(int index, std::size_t i, step::View whole, at::ScalarType dtype) {
+void ModelBinding::attach(int index, std::size_t i, step::View whole) {
   const at::NoGradGuard no_grad;
   auto& g = group(index);
+  const auto dtype = scalar_type(g.facts.precision.param);
   const auto& member = g.members[i];
   const auto& tensor = member.tensor;
   const auto flat = whole ? memory_->buffers.tensor(whole) : at::Tensor();

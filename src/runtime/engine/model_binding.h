@@ -33,7 +33,7 @@ class ModelBinding final : public step::ModelOps {
   // The values of all members, flat, fp32, with zeros as padding.
   at::Tensor values(int group) const;
   // Points a member's storage into `whole`, or leaves it without data if that is empty.
-  void attach(int group, std::size_t member, step::View whole, at::ScalarType dtype);
+  void attach(int group, std::size_t member, step::View whole);
   // The members of a sharded group stay without data and throw an explanation when read.
   void abandon(int group) noexcept;
 

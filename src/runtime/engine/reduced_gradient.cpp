@@ -11,7 +11,7 @@ std::pair<std::int64_t, at::Tensor> reduced_gradient(const Parts& parts, int ind
   const auto& group = *parts.program->groups()[static_cast<std::size_t>(index)];
   const auto& facts = group.facts;
   const auto shard_begin = parts.run.shard_begin(facts);
-  const auto options = at::TensorOptions().dtype(scalar_type(parts.run.precision.grad)).device(parts.device);
+  const auto options = at::TensorOptions().dtype(scalar_type(facts.precision.grad)).device(parts.device);
   for (const auto& piece : facts.layout.pieces(shard_begin, facts.shard())) {
     if (piece.parameter != member) continue;
     auto view = group.grads->sum();

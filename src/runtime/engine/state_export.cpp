@@ -97,7 +97,7 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
   if (!facts.trainable) {
     const bool whole = !facts.sharding.params && !to_save;
     add(
-        "param", scalar_type(p_.run.precision.param), whole ? 0 : shard_begin, whole ? facts.padded() : facts.shard(),
+        "param", scalar_type(facts.precision.param), whole ? 0 : shard_begin, whole ? facts.padded() : facts.shard(),
         facts.sharding.params ? shard_begin : 0, kMaster,
         [this, &group](std::int64_t at, std::int64_t count) { return states_.read_params(group, at, count); },
         [this, &group](std::int64_t at, const at::Tensor& values) { states_.write_params(group, at, values); });

@@ -93,7 +93,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     whole.parameter = buffers_.data(target.param);
     whole.parameter_dtype = kernels_dtype(target.param.dtype);
   }
-  whole.gradient_dtype = kernels_dtype(run_.precision.grad);
+  whole.gradient_dtype = kernels_dtype(facts.precision.grad);
   std::vector<optim::Span> spans;
   const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, std::int64_t missed_steps,
                           const void* gradient) {
@@ -113,7 +113,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     spans.push_back(span);
   };
   if (!grads) {  // the members' .grad
-    const auto width = step::width(run_.precision.grad);
+    const auto width = step::width(facts.precision.grad);
     const auto pieces = facts.layout.pieces(run_.owned_begin(facts) + begin, numel);
     const auto group_of = [&](const auto& piece) { return runs(group).group_of(piece.parameter, bound.gradients); };
     // A missing gradient counts as zero: moments decay and weight decay applies, under every sharding policy.
@@ -123,7 +123,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
         longest_missing = std::max(longest_missing, piece.numel);
     const void* zeros = nullptr;
     if (longest_missing > 0) {
-      const auto like = at::TensorOptions().dtype(scalar_type(run_.precision.grad)).device(buffers_.setup().device);
+      const auto like = at::TensorOptions().dtype(scalar_type(facts.precision.grad)).device(buffers_.setup().device);
       zeros_.push_back(at::zeros({longest_missing}, like));
       zeros = zeros_.back().const_data_ptr();
     }

@@ -15,6 +15,7 @@ struct Noted final : Unshardable {
   const std::string& name() const override { return label; }
   bool root() const override { return at_root; }
   std::int64_t padded_numel() const override { return numel; }
+  std::int64_t whole_bytes() const override { return 4 * numel; }
   bool rests_sharded() const override { return true; }
   bool rests_in_file() const override { return false; }
   bool symmetric() const override { return false; }
