@@ -45,6 +45,7 @@ constexpr int kSteps = 3, kSearchSteps = 2;
 struct Outcome {
   MemoryReport memory;
   step::Traffic traffic;  // in one step
+  double once = 0;        // bytes that a rank sends to all-gather every unit
   // The highest ratio of a tier's need to its budget; at most 1 if an Engine would start and complete its steps.
   double most_of_budgets = 0;
   std::string refusal;  // the Engine's error text if the budgets cannot be met
@@ -57,7 +58,7 @@ struct Cut {
   Share share;  // of the model, on the planned rank
 };
 
-// Bytes per element of the parameters.
+// Bytes per element of activations, and of parameters that do not stay fp32.
 int element_of(const Candidate& c) { return step::width(step::dtype_of(c.settings.precision)); }
 
 // The ranks that ZeRO shards over.
@@ -162,6 +163,10 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
     return traffic;
   };
   Outcome result;
+  for (const auto& group : groups) {
+    const double ranks = group.layout.world();
+    result.once += static_cast<double>(group.padded() * step::width(group.precision.param)) * (ranks - 1) / ranks;
+  }
   for (int step = 0; step < steps; ++step) {
     result.traffic = {};
     for (std::int64_t k = 0; k < micro_steps; ++k) {
@@ -358,13 +363,8 @@ Plan evaluate(const Candidate& c, const Cut& units, const PlanMachine& machine) 
   traffic.from_host = bytes(ran.traffic.from_host);
   traffic.read = bytes(ran.traffic.read);
   traffic.written = bytes(ran.traffic.written);
-  double once = 0;  // bytes that a rank sends to all-gather every unit
-  for (const auto& unit : units.units) {
-    const double ranks = unit.layout.world();
-    once += static_cast<double>(unit.padded_numel()) * element_of(c) * (ranks - 1) / ranks;
-    plan.parameters += unit.numel();
-  }
-  if (once > 0) traffic.volume = static_cast<double>(traffic.sent()) / once;
+  for (const auto& unit : units.units) plan.parameters += unit.numel();
+  if (ran.once > 0) traffic.volume = static_cast<double>(traffic.sent()) / ran.once;
   plan.work.collectives = ran.traffic.collectives;
   for (const auto& exchange : exchanges_of({.model = c.model,
                               .settings = c.settings,
@@ -435,6 +435,7 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
                                  " experts. Hint: choose another --ep-world-size or --world."));
   const auto batch = config::resolve_batch(options, machine.world());
   const auto& settings = options.settings();
+  check_patterns(parameters_of(model), settings);
   return {.model = model,
           .settings = settings,
           .freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), machine.gpu,

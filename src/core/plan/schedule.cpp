@@ -153,6 +153,7 @@ const char* name(How how) {
 
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed) {
+  check_patterns(input.parameters, settings);
   const auto run = step::run_facts(settings, input.topology, accumulation);
   Schedule result;
   result.stage = settings.zero.stage;

@@ -6,6 +6,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "sharding/kept_fp32.h"
 #include "sharding/unit_cut.h"
 
 namespace zero::planning {
@@ -27,11 +28,24 @@ sharding::UnitRules unit_rules(const config::Settings& settings) {
           .persistent_total = settings.zero.model_persistence_threshold};
 }
 
+sharding::KeptFp32 kept_fp32(const std::vector<Parameter>& parameters, const config::Settings& settings) {
+  std::vector<sharding::ParameterNames> names;
+  for (const auto& parameter : parameters) names.push_back({parameter.name});
+  return sharding::kept_fp32(settings, names);
+}
+
 }  // namespace
+
+void check_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings) {
+  std::string faults;
+  for (const auto& fault : kept_fp32(parameters, settings).faults) faults += "\n  " + fault;
+  if (!faults.empty()) throw ConfigError("[plan] the configuration does not fit the model:" + faults);
+}
 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu) {
   if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
+  const auto fp32 = kept_fp32(parameters, settings).kept;
   std::vector<sharding::UnitMember> members;
   for (const auto& parameter : parameters)
     // Parts may be uneven, and units must be the same on all ranks.
@@ -39,7 +53,7 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
         {parameter.parts == 1 ? parameter.numel : (parameter.whole + parameter.parts - 1) / parameter.parts,
          settings.units.empty() || parameter.ep_size > 1 ? parameter.unit
                                                          : named_unit_of(parameter.name, settings.units),
-         parameter.trainable, parameter.ep_size > 1 ? 1 : 0});
+         parameter.trainable, parameter.ep_size > 1 ? 1 : 0, fp32[members.size()]});
   for (const auto& path : settings.units)
     if (std::none_of(members.begin(), members.end(), [&](const auto& member) { return member.unit == path; }))
       throw ConfigError(
@@ -56,8 +70,10 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .root = cut.root,
                      .trainable = cut.trainable,
                      .persistent = cut.persistent,
+                     .fp32 = cut.fp32,
                      .parameters = std::move(cut.parameters),
-                     .layout = sharding::ShardLayout(std::move(numels), ranks, sharding::flat_alignment(width, !gpu)),
+                     .layout = sharding::ShardLayout::of_group(std::move(numels), ranks,
+                                                               cut.fp32 ? step::width(step::Dtype::F32) : width, !gpu),
                      .axis = cut.axis,
                      .replicated = replicated});
   }

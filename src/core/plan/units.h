@@ -35,10 +35,14 @@ inline const std::string& layer_of(const Parameter& parameter) {
 using step::Unit;  // parameters are indices into the vector passed to cut_into_units()
 
 // In the engine's order: the root first, then in the order of registration. world: the ranks that ZeRO shards over.
-// width: bytes per element of the param dtype. Throws ConfigError if there is no parameter or libzero.units names a
-// module without parameters.
+// width: bytes per element of the param dtype, of parameters that do not stay fp32. Throws ConfigError if there is no
+// parameter or libzero.units names a module without parameters.
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu);
+
+// Throws ConfigError for patterns of libzero.keep_fp32 that match no parameter: of the model that is planned, as others
+// are tried.
+void check_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings);
 
 using step::reduce_order;
 

@@ -45,12 +45,19 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
     by_path.erase(by_path.begin() + static_cast<std::ptrdiff_t>(k));
   }
   std::vector<Unit> units;
+  struct Kind {
+    bool trainable, fp32;
+    const char* mark;
+  };
+  constexpr Kind kKinds[] = {
+      {true, false, ""}, {true, true, " (fp32)"}, {false, false, " (frozen)"}, {false, true, " (frozen, fp32)"}};
   const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& chosen) {
-    for (const bool trainable : {true, false}) {
-      const auto empty = [root, trainable, axis = axis_of(chosen)] {
+    for (const auto& kind : kKinds) {
+      const auto empty = [root, kind, axis = axis_of(chosen)] {
         Unit unit;
         unit.root = root;
-        unit.trainable = trainable;
+        unit.trainable = kind.trainable;
+        unit.fp32 = kind.fp32;
         unit.axis = axis;
         return unit;
       };
@@ -59,12 +66,12 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
       const auto close = [&] {
         if (unit.parameters.empty()) return;
         ++parts;
-        unit.name = name + (parts > 1 ? "/" + std::to_string(parts) : "") + (trainable ? "" : " (frozen)");
+        unit.name = name + (parts > 1 ? "/" + std::to_string(parts) : "") + kind.mark;
         units.push_back(std::exchange(unit, empty()));
       };
       std::int64_t sum = 0;
       for (const auto i : chosen) {
-        if (members[i].trainable != trainable) continue;
+        if (members[i].trainable != kind.trainable || members[i].fp32 != kind.fp32) continue;
         const auto numel = members[i].numel;
         if (sum > rules.max_numel - std::min(numel, rules.max_numel)) {
           close();

@@ -249,6 +249,24 @@ void tell_what_has_no_effect(const Parts& parts) {
   if (zero.quantized_gradients) without_effect("zero_quantized_gradients", nothing_to_save);
 }
 
+// A program that gives a model fp32 parameters among 16-bit ones may need them.
+void tell_what_is_narrowed(const Parts& parts, const Found& found) {
+  constexpr std::size_t kMostShown = 3;
+  if (parts.settings.precision == config::Precision::Fp32 || parts.comm->rank() != 0) return;
+  std::vector<std::string> names;
+  for (const auto& parameter : found.parameters)
+    if (parameter.tensor.scalar_type() == at::kFloat && !parameter.fp32) names.push_back(parameter.name);
+  if (names.empty() || std::all_of(found.parameters.begin(), found.parameters.end(),
+                                   [](const ModelParameter& p) { return p.tensor.scalar_type() == at::kFloat; }))
+    return;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kMostShown); ++i) text += (i > 0 ? ", " : "") + names[i];
+  if (names.size() > kMostShown) text += base::join(" and ", names.size() - kMostShown, " more");
+  base::log(LogLevel::Warning, base::join("the model has fp32 parameters among 16-bit ones, which become ",
+                                          c10::toString(scalar_type(parts.run.precision.param)), " as all: ", text,
+                                          ". Hint: libzero.keep_fp32 names parameters that stay fp32."));
+}
+
 // By axis.
 std::vector<TorchComm::Ranks> ranks_of(Parts& parts) {
   std::vector<TorchComm::Ranks> axes;
@@ -370,6 +388,7 @@ void build(Parts& parts) {
   parts.relay.reporting([&] {
     make_axes(parts, found);
     tell_what_has_no_effect(parts);
+    tell_what_is_narrowed(parts, found);
     axes = ranks_of(parts);
   });
   if (parts.settings.wall_clock_breakdown) parts.trace.trace().count_always();

@@ -17,6 +17,7 @@
 #include "base/name_pattern.h"
 #include "base/plain_name.h"
 #include "engine/checks.h"
+#include "sharding/kept_fp32.h"
 #include "torch_hooks/deferred_init.h"
 #include "torch_hooks/gradient_hook.h"
 #include "torch_hooks/interception.h"
@@ -199,11 +200,16 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
   for (const auto& name : settings.units)
     if (std::find(walk.seen_units.begin(), walk.seen_units.end(), name) == walk.seen_units.end())
       faults += "\n  libzero.units names \"" + name + "\", which is no module of the model";
+  std::vector<sharding::ParameterNames> named;
+  for (const auto& parameter : walk.found) named.push_back({parameter.name, parameter.aliases});
   for (const auto& group : settings.parameter_groups)
-    if (std::none_of(walk.found.begin(), walk.found.end(), [&](const ModelParameter& parameter) {
+    if (std::none_of(named.begin(), named.end(), [&](const sharding::ParameterNames& parameter) {
           return base::pattern_names(group.pattern, parameter.name, parameter.aliases);
         }))
-      faults += "\n  libzero.parameter_groups: the pattern \"" + group.pattern + "\" matches no parameter";
+      faults += "\n  " + sharding::pattern_fault("libzero.parameter_groups", group.pattern, named);
+  const auto fp32 = sharding::kept_fp32(settings, named);
+  for (const auto& fault : fp32.faults) faults += "\n  " + fault;
+  for (std::size_t i = 0; i < named.size(); ++i) walk.found[i].fp32 = fp32.kept[i];
   std::unordered_multimap<c10::StorageImpl*, const ModelParameter*> storages;
   for (const auto& parameter : walk.found) {
     const auto& tensor = parameter.tensor;
@@ -317,6 +323,10 @@ std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::
       else if (other.tensor.requires_grad() != parameter.tensor.requires_grad())
         faults += base::join("\n  ", parameter.name, " is ", frozen(parameter), " and ", other.name, " is ",
                              frozen(other), "; with ep_size above 1 experts are alike");
+      else if (other.fp32 != parameter.fp32)
+        faults +=
+            base::join("\n  ", parameter.name, parameter.fp32 ? " stays" : " does not stay", " fp32, unlike ",
+                       other.name, "; with ep_size above 1 a pattern of libzero.keep_fp32 matches it in every expert");
     }
     ++next;
   }
@@ -359,7 +369,7 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, cons
     // Parts may be uneven, and units must be the same on all ranks.
     const auto whole = parameter.tensor.numel();
     members.push_back({parameter.is_cut() ? (whole + parameter.cut.cut.parts - 1) / parameter.cut.cut.parts : whole,
-                       parameter.unit, parameter.tensor.requires_grad(), parameter.axis});
+                       parameter.unit, parameter.tensor.requires_grad(), parameter.axis, parameter.fp32});
     index.push_back(i);
   }
   auto units = sharding::cut_units(members, rules);

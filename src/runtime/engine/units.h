@@ -48,6 +48,7 @@ struct ModelParameter {
   std::optional<ExpertParameter> expert = {};       // null: every rank has it, or a part of it
   int axis = 0;                                     // index into step::RunTopology::axes
   bool here = true;                                 // false: an expert of another rank
+  bool fp32 = false;                                // it stays fp32 in a run in 16 bits
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }

@@ -37,6 +37,17 @@ TEST(UnitCut, FrozenOnesAreAUnitOfTheirOwn) {
   EXPECT_FALSE(units[1].trainable);
 }
 
+TEST(UnitCut, ThoseThatStayFp32AreAUnitOfTheirOwn) {
+  const auto units = cut_units(
+      {{1, ""}, {2, "", true, 0, true}, {3, "a"}, {4, "a", true, 0, true}, {5, "a", false, 0, true}, {6, "b"}},
+      {.persistent_numel = 1, .persistent_total = 9});
+  EXPECT_EQ(names_of(units), (Names{"root (fp32)", "a", "a (fp32)", "a (frozen, fp32)", "b", "persistent"}));
+  EXPECT_EQ(parts_of(units), (Parts{{1}, {2}, {3}, {4}, {5}, {0}}));
+  for (const auto& unit : units) EXPECT_EQ(unit.fp32, unit.name.find("fp32") != std::string::npos) << unit.name;
+  EXPECT_TRUE(units[0].root);
+  EXPECT_FALSE(units[3].trainable);
+}
+
 // A unit has at most max_numel elements, except for a single parameter that is larger.
 TEST(UnitCut, NoPartExceedsTheMost) {
   const auto parts = [](const std::vector<std::int64_t>& numels, std::int64_t most) {
