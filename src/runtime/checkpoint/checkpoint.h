@@ -35,6 +35,8 @@ std::string logical_hash(engine::State& state);
 std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member);
 // All tensors of the model as checkpoints describe them, without parts. The same on all ranks.
 std::vector<formats::Tensor> tensors_of(engine::State& state);
+// The dtype in which forward reads each parameter, by name: "BF16".
+std::map<std::string, std::string> dtypes_in_forward(engine::State& state);
 // This rank's random number generator.
 engine::StatePiece generator_piece(engine::State& state);
 // Slices of the tensors that tensor-parallel ranks cut, by kind and name.

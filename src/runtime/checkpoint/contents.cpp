@@ -82,18 +82,26 @@ std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& m
   return slices;
 }
 
+namespace {
+
+// Other ranks have other experts at the same place of the group.
+std::vector<std::string> names_of(const engine::ModelParameter& member) {
+  if (!member.expert) return {member.name};
+  std::vector<std::string> names;
+  for (int place = 0; place < member.expert->ep_size; ++place) names.push_back(member.expert->at(place, member.name));
+  return names;
+}
+
+}  // namespace
+
 std::vector<formats::Tensor> tensors_of(engine::State& state) {
   std::vector<formats::Tensor> result;
   for (const auto& group : state.parts.binding().groups()) {
     const bool trainable = group->facts.trainable;
     for (const auto& member : group->members) {
-      // Other ranks have other experts at the same place of the group.
-      const int places = member.expert ? member.expert->ep_size : 1;
       const auto add = [&](const std::string& kind, at::ScalarType type) {
-        for (int place = 0; place < places; ++place) {
-          const auto name = member.expert ? member.expert->at(place, member.name) : member.name;
+        for (const auto& name : names_of(member))
           result.push_back({kind, name, file_dtype(type, name), member.sizes, trainable, {}, slices_of(member)});
-        }
       };
       if (!trainable) {
         add(kFrozen, engine::scalar_type(group->facts.precision.param));
@@ -117,6 +125,16 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
                       {}});
   }
   return result;
+}
+
+std::map<std::string, std::string> dtypes_in_forward(engine::State& state) {
+  std::map<std::string, std::string> dtypes;
+  for (const auto& group : state.parts.binding().groups()) {
+    const auto dtype = file_dtype(engine::scalar_type(group->facts.precision.param), group->facts.name);
+    for (const auto& member : group->members)
+      for (const auto& name : names_of(member)) dtypes[name] = dtype;
+  }
+  return dtypes;
 }
 
 engine::StatePiece generator_piece(engine::State& state) {

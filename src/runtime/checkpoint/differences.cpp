@@ -183,7 +183,8 @@ LeftOut compare_models(engine::State& state, const formats::Manifest& manifest, 
     // Of a parameter that is frozen now, the master is rounded as that of a trained one is.
     const bool rounded = tensor.kind == kFrozen && found->kind == "master";
     if (!rounded && !fits(found->dtype, tensor.dtype))
-      differs(tensor.name, name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model");
+      differs(tensor.name, name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model" +
+                               (tensor.kind == kFrozen ? ". Hint: libzero.keep_fp32 keeps it in fp32" : ""));
     taken.insert({found->kind, found->name});
   }
   for (const auto& [key, tensor] : stored) {

@@ -380,8 +380,9 @@ void check_changes(const std::vector<formats::Tensor>& tensors, const ExportOpti
                         ", expected names of parameters that are not cut by tensor parallelism");
 }
 
+// dtypes: of the parameters in the files, by name, where the options have none.
 Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOptions& options, const char* where,
-                    bool frozen) {
+                    bool frozen, const std::map<std::string, std::string>& dtypes = {}) {
   Planned planned;
   (void)engine::agree(*state.parts.comm, where, [&] {
     const bool universal = options.format == "universal";
@@ -396,7 +397,11 @@ Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOption
     });
     check_changes(planned.tensors, options);
     std::vector<SourceTensor> sources;
-    for (const auto& one : planned.tensors) sources.push_back({one.kind, one.name, one.dtype, one.shape});
+    for (const auto& one : planned.tensors) {
+      const auto found = dtypes.find(one.name);
+      const bool given = holds_values(one.kind) && found != dtypes.end();
+      sources.push_back({one.kind, one.name, given ? found->second : one.dtype, one.shape});
+    }
     std::optional<NameMap> map;
     if (!options.names.empty()) map = NameMap::find(fs, options.names);
     const auto* const names = map ? &*map : nullptr;
@@ -483,6 +488,7 @@ std::map<std::string, std::int64_t> write_planned(engine::State& state, formats:
 struct Target {
   std::string path;
   bool replace = false, frozen = true;
+  std::map<std::string, std::string> dtypes = {};  // as of plan_export()
 };
 
 ExportReport export_to(engine::State& state, formats::FsOps& fs, const Target& target, const ExportOptions& options,
@@ -498,7 +504,7 @@ ExportReport export_to(engine::State& state, formats::FsOps& fs, const Target& t
     return options_text(target.path, options) + (target.frozen ? "" : "\nwithout frozen parameters");
   });
   if (state.parts.experts) state.parts.experts->share_buffers();
-  const auto planned = plan_export(state, fs, options, where, target.frozen);
+  const auto planned = plan_export(state, fs, options, where, target.frozen, target.dtypes);
   const auto& plan = *planned.plan;
 
   // Rank 0 makes the files at their size; all must see them.
@@ -533,11 +539,10 @@ ExportReport export_to(engine::State& state, formats::FsOps& fs, const Target& t
   return report;
 }
 
-// In the dtype that the recipe computes in. What fp16 cannot hold is infinite there, too.
-ExportOptions options_of_recipe(const engine::State& state) {
+// For the dtypes in which forward reads the parameters. What fp16 cannot hold is infinite there, too.
+ExportOptions options_of_recipe() {
   ExportOptions options;
-  const auto type = engine::scalar_type(state.parts.run.precision.param);
-  options.dtype = type == at::kBFloat16 ? "bf16" : type == at::kHalf ? "fp16" : "fp32";
+  options.dtype = "";
   options.allow_overflow = true;
   return options;
 }
@@ -558,16 +563,18 @@ ExportReport save_16bit_model(engine::State& state, formats::FsOps& fs, const st
                         "\", expected a directory and a plain name such as pytorch_model.bin");
     return "";
   });
-  auto options = options_of_recipe(state);
+  auto options = options_of_recipe();
   options.format = "pt";
-  return export_to(state, fs, {folder + "/" + name, /*replace=*/true, !exclude_frozen}, options, kSave16);
+  return export_to(state, fs,
+                   {folder + "/" + name, /*replace=*/true, /*frozen=*/!exclude_frozen, dtypes_in_forward(state)},
+                   options, kSave16);
 }
 
 std::vector<std::string> write_weight_files(engine::State& state, formats::FsOps& fs, const std::string& folder,
                                             const char* where) {
   auto& comm = *state.parts.comm;
-  const auto options = options_of_recipe(state);
-  const auto planned = plan_export(state, fs, options, where, /*frozen=*/true);
+  const auto options = options_of_recipe();
+  const auto planned = plan_export(state, fs, options, where, /*frozen=*/true, dtypes_in_forward(state));
   std::vector<std::string> names;
   for (const auto& file : planned.plan->layout.files) names.push_back(file.name);
   (void)engine::agree_while_moving(comm, where, formats::bytes_moved(), [&] {
