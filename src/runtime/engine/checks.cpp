@@ -129,7 +129,7 @@ void Checks::fail_replaced(const char* call, const ModelParameter& parameter) co
   const auto text = p_.where(call) + "parameter " + parameter.name + " was replaced behind the Engine";
   const char* const hint =
       " (module.to(...), set_data, torch::load). Hint: move, cast and load the module before the Engine takes it, and "
-      "let the recipe choose the dtype; ";
+      "let the recipe and libzero.keep_fp32 choose the dtype; ";
   const char* const write = "in a scope of gathered_parameters(true) write with copy_";
   if (!parameter.is_cut()) throw ConfigError(text + hint + write + ".");
   throw ConfigError(text + base::join(" by a tensor of shape ", parameter.tensor.sizes(), "; this rank, tp ",

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/check.h"
 #include "observe/status_page.h"
 #include "torch_hooks/gradient_hook.h"
 #include "torch_hooks/normal_mode.h"
@@ -181,6 +182,18 @@ bool ForwardListener::before_write(int tag, const char* op) {
                            ? "leave out max_norm of the embedding."
                            : "write inside a scope of engine.gathered_parameters(true)."));
   });
+}
+
+std::string ForwardListener::on_refused_dtype(int tag, const char* op, at::ScalarType other) {
+  const auto& member = members_[static_cast<std::size_t>(tag)];
+  const auto& parameter = p_.binding().group(member.group).members[static_cast<std::size_t>(member.index)];
+  const auto dtype = parameter.tensor.scalar_type();
+  if (other == dtype) return "";
+  return base::join(p_.where("forward"), op, " reads parameter ", parameter.name, " of ", c10::toString(dtype),
+                    " and a tensor of ", c10::toString(other), ". Hint: cast the tensor",
+                    p_.settings.precision == config::Precision::Fp32
+                        ? "."
+                        : "; libzero.keep_fp32 names the parameters that stay fp32.");
 }
 
 }  // namespace zero::engine

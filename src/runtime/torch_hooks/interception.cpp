@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 #include <zero/read_scope.h>
@@ -207,6 +208,19 @@ class Running {
   std::size_t begun_ = 0;
 };
 
+// libtorch's errors about dtypes name no parameter.
+void explain_dtypes(c10::Error& error, const char* op, const torch::jit::Stack& stack, std::size_t num_arguments,
+                    const std::vector<Uses>& all) {
+  if (error.msg().find("type") == std::string::npos || stack.size() < num_arguments) return;
+  for (const auto& value : torch::jit::last(stack, num_arguments)) {
+    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().is_floating_point()) continue;
+    for (const auto& uses : all)
+      for (const int tag : uses.tags)
+        if (auto text = uses.listener->on_refused_dtype(tag, op, value.toTensor().scalar_type()); !text.empty())
+          return error.add_context(std::move(text));
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto& arguments = schema.arguments();
@@ -243,10 +257,15 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     // Without the guard, composite operators would be intercepted again for their parts.
     c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     OperatorCall call(op, keys, *stack);
-    if (handled.handler == nullptr)
-      call.run();
-    else
-      handled.handler->handle(call, handled.uses.data(), handled.uses.size());
+    try {
+      if (handled.handler == nullptr)
+        call.run();
+      else
+        handled.handler->handle(call, handled.uses.data(), handled.uses.size());
+    } catch (c10::Error& error) {
+      explain_dtypes(error, name, *stack, arguments.size(), all);
+      throw;
+    }
   }
   reused = std::move(all);
 }
