@@ -184,8 +184,9 @@ class Engine:
     """Trains an ordinary torch.nn.Module with states sharded over the ranks as the configuration's stage requires.
 
     [collective] The engine takes over the parameters (floating-point, on one device, any shapes): it casts them to the
-    configuration's dtype, broadcasts rank 0's values, and shards them. The module is used as before; its `.grad`
-    belongs to the engine from backward() to step(). A model has one engine at a time: close() the first.
+    configuration's dtype, but for those that libzero.keep_fp32 names, broadcasts rank 0's values, and shards them. The
+    module is used as before; its `.grad` belongs to the engine from backward() to step(). A model has one engine at a
+    time: close() the first.
 
     model: on its device and with its values loaded.
     config: a path, a dict, JSON text or Options, with DeepSpeed's keys.
@@ -589,7 +590,7 @@ class Engine:
         *,
         exclude_frozen_parameters: bool = False,
     ) -> ExportReport:
-        """[collective] Writes PATH/FILENAME for torch.load, in the dtype that the recipe computes in; no gather.
+        """[collective] Writes PATH/FILENAME for torch.load, in the dtypes that forward reads; no gather.
 
         Replaces the file if it exists. At every stage, whatever stage3_gather_16bit_weights_on_model_save says.
         """

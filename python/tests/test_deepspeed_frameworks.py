@@ -361,6 +361,16 @@ def test_parameters_that_init_made_are_those_of_a_model_that_was_rounded() -> No
         assert nn.Sequential(nn.Linear(2, 2))[0].weight.dtype == kept.weight.dtype
 
 
+def test_init_leaves_what_may_stay_fp32() -> None:
+    settings = config(3, bf16={"enabled": True}, libzero={"keep_fp32": ["0.norm.*", "1.bias"]})
+    with deepspeed.zero.Init(config_dict_or_path=settings):
+        model = nn.Sequential(Rotary(), nn.Linear(8, 2))
+    single = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+    assert single == {"0.norm.weight", "0.norm.bias", "1.bias"}
+    deepspeed.initialize(model=model, config=settings)
+    assert {name for name, p in model.named_parameters() if p.dtype == torch.float32} == single
+
+
 # ---- configurations as frameworks write them ----
 def test_a_dotted_key_at_the_top_has_no_effect_as_in_deepspeed() -> None:
     wild = {"zero_optimization.stage3_prefetch_bucket_size": 921.6, "zero_optimization.reduce_bucket_size": 1024}

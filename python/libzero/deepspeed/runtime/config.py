@@ -24,6 +24,7 @@ from libzero.errors import ConfigError
 __all__ = [
     "NOT_CHECKPOINTED",
     "DeepSpeedConfigError",
+    "KeptFp32",
     "accumulates",
     "native_config",
     "options_of",
@@ -204,6 +205,41 @@ def recipe_of(config: Mapping[str, Any]) -> torch.dtype | None:
         if _block(config, key).get("enabled") is True:
             return dtype
     return None
+
+
+class KeptFp32:
+    """The parameters that libzero.keep_fp32 names, which the recipe does not cast."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        given = _block(config, "libzero").get("keep_fp32", [])
+        patterns = [given] if isinstance(given, str) else given if isinstance(given, list) else []
+        self._tokens = [re.findall(r"\\.|.", str(pattern), re.DOTALL) for pattern in patterns]
+
+    def of(self, module: torch.nn.Module) -> set[int]:
+        """[local] The ids of those of a model."""
+        parts = {"*": ".*", "?": "."}
+        texts = ("".join(parts.get(token, re.escape(token[-1])) for token in tokens) for tokens in self._tokens)
+        expressions = [re.compile(text, re.DOTALL) for text in texts]
+        named = module.named_parameters(remove_duplicate=False)
+        return {id(p) for name, p in named if any(each.fullmatch(name) for each in expressions)}
+
+    def may_name(self, end: str) -> bool:
+        """[local] Whether a name that ends like this may be one: of a module that others are going to hold."""
+        return any(self._may_end(tokens[::-1], end) for tokens in self._tokens)
+
+    @staticmethod
+    def _may_end(tokens: list[str], end: str) -> bool:
+        places = {0}  # of the tokens, in reverse, that may match the next character
+        for character in reversed(end):
+            for i, token in enumerate(tokens):  # * may match nothing
+                if i in places and token == "*":
+                    places.add(i + 1)
+            places = {
+                i if token == "*" else i + 1
+                for i, token in enumerate(tokens)
+                if i in places and (token in ("*", "?") or token[-1] == character)
+            }
+        return bool(places)
 
 
 def data_parallel_ranks(config: Mapping[str, Any], world: int) -> int:

@@ -30,6 +30,7 @@ from libzero.deepspeed.runtime.base_optimizer import (
     config_updates,
 )
 from libzero.deepspeed.runtime.config import (
+    KeptFp32,
     gathers_on_save,
     native_config,
     options_of,
@@ -144,8 +145,9 @@ class DeepSpeedEngine(torch.nn.Module):
             native["libzero"] = {**native.get("libzero", {}), "parameter_groups": updates.patterns}
 
         if (recipe := recipe_of(native)) is not None:
+            kept = KeptFp32(native).of(self.module)
             for p in self.module.parameters():
-                if p.is_floating_point():
+                if p.is_floating_point() and id(p) not in kept:
                     p.data = p.data.to(recipe)  # DeepSpeed's masters begin with the rounded values
         self._engine = Engine(self.module, options_of(native, config), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]

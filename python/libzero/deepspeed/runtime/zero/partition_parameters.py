@@ -14,7 +14,7 @@ from libzero.deepspeed import comm
 from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
-from libzero.deepspeed.runtime.config import read_config, recipe_of
+from libzero.deepspeed.runtime.config import KeptFp32, read_config, recipe_of
 from libzero.deepspeed.utils.logging import log_dist_once
 from libzero.engine import Engine, engine_of
 
@@ -36,10 +36,10 @@ class Init:
     """Builds a model that stage 3 is going to shard; `with Init(config_dict_or_path=config): model = Net()`.
 
     dtype: that parameters are cast to as soon as their module is made; without it that of the configuration's recipe,
-    and without one they stay as they are. Buffers keep the dtype that their class gives them. enabled: False for
-    nothing. module: a model that was made before, whose parameters are cast now. remote_device other than the
-    configuration's offload, and groups of some ranks, are refused. Starts torch.distributed ([collective]) where
-    nobody has.
+    and without one they stay as they are. Those that libzero.keep_fp32 may name are left to deepspeed.initialize().
+    Buffers keep the dtype that their class gives them. enabled: False for nothing. module: a model that was made
+    before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
+    ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
 
     Each rank holds the whole model until deepspeed.initialize() shards it: a notice says so. libzero.build() makes a
     model without memory.
@@ -71,35 +71,42 @@ class Init:
             )
         self.enabled = enabled
         given = config_dict_or_path if config_dict_or_path is not None else config
-        self._dtype = dtype or recipe_of({} if given is None else read_config(given))
-        self._made: list[torch.nn.Parameter] = []
+        settings = {} if given is None else read_config(given)
+        self._dtype = dtype or recipe_of(settings)
+        self._kept = KeptFp32(settings)
+        self._made: dict[int, tuple[str, torch.nn.Parameter]] = {}  # with their names in the modules made so far
         self._hooks: list[Any] = []
         if enabled:
             comm.init_distributed()
+            cast = f" Parameters become {self._dtype}; libzero.keep_fp32 names those that stay fp32."
             log_dist_once(
                 "zero.Init: each rank holds the whole model until deepspeed.initialize() shards it. "
-                "libzero.build() makes it without memory.",
+                "libzero.build() makes it without memory." + (cast if self._dtype else ""),
                 ranks=(0,),
             )
             if module is not None:
-                self._cast(module.parameters())
+                self._cast(module.named_parameters())
                 mark(module.parameters())
 
-    def _cast(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        for p in parameters:
-            if self._dtype is not None and p.dtype in _CAST and p.dtype != self._dtype:
+    def _cast(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        for name, p in named:
+            if self._dtype is None or p.dtype not in _CAST or p.dtype == self._dtype:
+                continue
+            if not self._kept.may_name(name):
                 p.data = p.data.to(self._dtype)
 
     def _registered(self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         if parameter is not None:
             mark([parameter])
-            self._made.append(parameter)
+            self._made[id(parameter)] = name, parameter
 
     def _complete(self, module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
         # A module that becomes another's is made. Parameters alone are cast, not by a default dtype: that is the
         # buffers' too, and those of rotary positions have to be exact.
         if child is not None:
-            self._cast(child.parameters())
+            named = list(child.named_parameters(prefix=name))
+            self._made.update({id(p): (path, p) for path, p in named})
+            self._cast(named)
 
     def __enter__(self) -> Init:
         if self.enabled:
@@ -114,7 +121,7 @@ class Init:
         if self.enabled:
             self._hooks.pop().remove()
             self._hooks.pop().remove()
-            self._cast(self._made)  # of modules that are nobody's
+            self._cast(self._made.values())  # of modules that are nobody's
             self._made.clear()
 
 
