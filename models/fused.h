@@ -8,8 +8,8 @@
 
 namespace models {
 
-// weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in fp32, rounded to x's dtype before the product with
-// the weight [width] (Zhang and Sennrich, 1910.07467).
+// weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in fp32, rounded to the weight's dtype before the
+// product with the weight [width] (Zhang and Sennrich, 1910.07467). The result has x's dtype.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // x cos + (-x2, x1) sin, where x1 and x2 are the halves of x along its last dimension. x: [batch, heads, time, width];

@@ -115,6 +115,12 @@ TEST(LayersTest, FusedPassesContractNothing) {
   for (std::int64_t lane = 0; lane < 16; ++lane) sum = sum + lanes.select(1, lane);
   const at::Tensor scale = (sum / 32 + 1e-6f).rsqrt();  // libtorch's sqrt is not correctly rounded
   EXPECT_TRUE(at::equal(models::rms_norm(x, weight, 1e-6), weight * (x * scale.unsqueeze(1))));
+  // A weight that stays fp32: the product is rounded once.
+  const at::Tensor narrow = x.to(torch::kBFloat16);
+  const at::Tensor expected = models::rms_norm(narrow.to(torch::kFloat32), weight, 1e-6);
+  const at::Tensor mixed = models::rms_norm(narrow, weight, 1e-6);
+  EXPECT_EQ(mixed.scalar_type(), torch::kBFloat16);
+  EXPECT_TRUE(at::allclose(mixed.to(torch::kFloat32), expected, /*rtol=*/0.004, /*atol=*/1e-6));
 }
 
 TEST(LayersTest, IgnoredTargetsDoNotCount) {
