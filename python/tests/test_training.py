@@ -53,6 +53,64 @@ def test_recipes_agree_over_stages(recipe: dict[str, Any]) -> None:
     assert len(hashes) == 1
 
 
+class Routed(torch.nn.Module):
+    """Two branches, weighted by a router that computes in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.router = torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        share = self.router(x.to(self.router.weight.dtype)).softmax(-1).to(x.dtype)
+        return torch.stack([branch(x) for branch in self.branches], -1).mul(share.unsqueeze(-2)).sum(-1)
+
+
+def test_a_router_stays_fp32_and_resumes_at_another_world_size(tmp_path: Path) -> None:
+    settings = config(3, bf16={"enabled": True}, libzero={"keep_fp32": ["router.*"]})
+
+    def train(engine: libzero.Engine, steps: int = 2) -> None:
+        for step in range(steps):
+            loss = engine(batch(engine.comm.rank, step).bfloat16()).float().square().mean()
+            engine.backward(loss)
+            engine.step()
+
+    def two(comm: libzero.Communicator) -> dict[str, torch.Tensor]:
+        model = Routed()
+        with libzero.Engine(model, settings) as engine:
+            train(engine)
+            single = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+            assert single == {"router.weight", "router.bias"}
+            state = engine.state_dict()  # what forward reads
+            engine.save_checkpoint(tmp_path, "two")
+            engine.save_16bit_model(tmp_path)
+            with pytest.raises(RuntimeError, match=r"branches.0.\w+ of BFloat16 and a tensor of Float.*keep_fp32"):
+                engine(batch())
+            return state | {f"master {name}": p for name, p in engine.full_state_dict().items()}
+
+    state = libzero.run_ranks(2, two)[0]
+    for name in ("router.weight", "router.bias"):
+        assert torch.equal(state[name], state[f"master {name}"])
+        assert not torch.equal(state[name].bfloat16().float(), state[name])
+    written = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert all(torch.equal(p, state[name]) and p.dtype == state[name].dtype for name, p in written.items())
+    assert written["branches.0.weight"].dtype == torch.bfloat16
+
+    model = Routed()
+    with libzero.Engine(model, config(1, bf16={"enabled": True}, libzero={"keep_fp32": "router.*"})) as one:
+        one.load_checkpoint(tmp_path)
+        masters = one.full_state_dict()
+        assert all(torch.equal(p, state[f"master {name}"]) for name, p in masters.items())
+        assert torch.equal(model.router.weight, state["router.weight"])
+        train(one)
+        assert torch.equal(model.router.weight, one.full_state_dict()["router.weight"])
+    model = Routed()
+    with libzero.Engine(model, config(2, bf16={"enabled": True})) as rounded:  # what was trained has fp32 masters
+        rounded.load_checkpoint(tmp_path)
+        assert torch.equal(model.router.weight, state["router.weight"].bfloat16())
+
+
 WORKER = """
     dist = "dist" in os.environ.get("MODE", "")
     if dist:

@@ -78,6 +78,20 @@ TEST(ByTheTable, ParameterGroupsHaveTheirOwnConstants) {
   }
 }
 
+// Gradients, parameters and sums of two dtypes in one launch.
+TEST(ByTheTable, ParametersThatStayFp32) {
+  for (const int world : {1, 2})
+    for (const int stage : {0, 3}) {
+      Training setup;
+      setup.recipe = "bf16";
+      setup.world = world;
+      setup.stage = stage;
+      setup.steps = 3;
+      setup.extra = R"(, "libzero": {"keep_fp32": "*norm.*"})";
+      expect_same_by_table(setup);
+    }
+}
+
 TEST(ByTheTable, UnusedFrozenAndTinyParameters) {
   for (const char* name : {"branches", "frozen", "tiny"})
     for (const int world : {1, 2})

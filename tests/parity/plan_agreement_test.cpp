@@ -211,6 +211,8 @@ Plan planned(const Case& c) {
 
 const Shape kShapes[] = {{2, 128, 4, 64, 512}, {4, 96, 4, 128, 256}, {3, 160, 5, 64, 384, false}, {6, 128, 8, 64, 256}};
 
+constexpr const char* kNormsInFp32 = R"(, "libzero": {"keep_fp32": "*norm*"})";
+
 std::vector<Case> thread_cases() {
   std::vector<Case> all;
   int k = 0;
@@ -240,6 +242,7 @@ std::vector<Case> thread_cases() {
   add(1, 3, 2, "fp32", R"(, "stage3_param_persistence_threshold": 1000)");
   add(3, 3, 2, "bf16", R"(, "stage3_max_reuse_distance": 1000000000)");
   add(3, 3, 2, "bf16", R"(, "stage3_prefetch_bucket_size": 0)");
+  for (const int stage : {1, 3}) add(0, stage, 2, "bf16", "").keys = kNormsInFp32;
   auto& tiles = add(0, 3, 2, "fp32", R"(, "sub_group_size": 20000)");
   tiles.optimizer = tiles.parameters = "nvme";
   // Checkpoints on other tiers.
@@ -282,6 +285,10 @@ std::vector<Case> process_cases() {
     return all.emplace_back(c);
   };
   add(0, 2, 2, "shm", "").keys = R"(, "communication_data_type": "bf16")";
+  for (const int stage : {0, 3}) {
+    auto& norms = add(0, stage, 2, "shm", "");
+    norms.recipe = "bf16", norms.keys = kNormsInFp32;
+  }
   add(1, 3, 2, "shm", R"(, "stage3_max_reuse_distance": 1000000000)");
   auto& late = add(1, 2, 2, "shm", R"(, "delayed_update": {"enabled": true})");
   late.recipe = "bf16", late.optimizer = "cpu";

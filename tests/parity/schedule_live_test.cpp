@@ -105,6 +105,8 @@ std::vector<Case> with_recipes(const std::vector<Case>& places) {
   return all;
 }
 
+constexpr const char* kNormsInFp32 = R"(, "libzero": {"keep_fp32": "*norm*"})";
+
 std::vector<Case> tiers() {
   std::vector<Case> places;
   for (const int stage : {0, 1, 2, 3}) places.push_back({"", stage});
@@ -118,6 +120,7 @@ std::vector<Case> tiers() {
       places.push_back({std::string("optimizer ") + optimizer + ", parameters " + parameters, 3,
                         optimizer_on(optimizer) + parameters_on(parameters)});
   places.push_back({"parameters in part", 3, parameters_on("nvme", R"(, "max_in_cpu": 30000)")});
+  places.push_back({"norms in fp32, files", 3, optimizer_on("nvme") + parameters_on("nvme"), kNormsInFp32});
   return with_recipes(places);
 }
 
@@ -143,6 +146,7 @@ std::vector<Case> policies() {
     places.push_back({"fp32 on the wire", stage, "", R"(, "communication_data_type": "fp32")"});
     places.push_back({"16 bits on the wire", stage, "", R"(, "communication_data_type": "bf16")"});
     places.push_back({"gradients in bf16", stage, "", R"(, "data_types": {"grad_accum_dtype": "bf16"})"});
+    places.push_back({"norms in fp32", stage, "", kNormsInFp32});
     places.push_back({"boundary by step()", stage, "", R"(, "managed_gradient_accumulation": false)"});
     places.push_back({"units joined", stage, "", R"(, "libzero": {"unit_min_numel": 60000})"});
     places.push_back({"checkpointed in one", stage, "",

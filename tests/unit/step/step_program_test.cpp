@@ -98,6 +98,57 @@ TEST(StepFacts, EveryGroupHasItsAxis) {
   EXPECT_EQ((sent[{3, OpKind::Reduce}]), 0);
 }
 
+// A unit whose parameters stay fp32 has fp32 parameters, gradients and reductions, which are not quantized, and its
+// parameters are the masters; the others have what the recipe says.
+TEST(StepFacts, DtypesAreThoseOfTheGroup) {
+  RunTopology topology;
+  topology.axes = {{.name = "dp", .size = 2, .quantizes = true}};
+  topology.world = 2;
+  auto settings = settings_of(3, config::Precision::Bf16);
+  settings.zero.quantized_weights = settings.zero.quantized_gradients = true;
+  const auto run = run_facts(settings, topology, /*accumulation=*/2);
+  std::vector<Unit> units;
+  for (const bool fp32 : {false, true})
+    units.push_back({.name = fp32 ? "norms" : "block",
+                     .fp32 = fp32,
+                     .parameters = {units.size()},
+                     .layout = sharding::ShardLayout::of_group({6400}, 2, width(run.precision_of(fp32).param), true)});
+  const auto groups = group_facts(run, settings, units, std::vector<Placement>(units.size()));
+  EXPECT_EQ(groups[0].precision.param, Dtype::BF16);
+  EXPECT_EQ(groups[0].precision.reduce, Dtype::BF16);
+  EXPECT_EQ(groups[0].precision.grad, Dtype::F32) << "accumulated in fp32";
+  EXPECT_EQ(groups[1].precision.param, Dtype::F32);
+  EXPECT_EQ(groups[1].precision.reduce, Dtype::F32);
+  EXPECT_EQ(groups[1].precision.grad, Dtype::F32);
+  EXPECT_EQ(groups[0].unshard_bits, 8);
+  EXPECT_EQ(groups[0].reduce_bits, 4);
+  EXPECT_EQ(groups[1].unshard_bits, 0);
+  EXPECT_EQ(groups[1].reduce_bits, 0);
+  EXPECT_FALSE(groups[0].segments.at(0).aliases_master);
+  EXPECT_TRUE(groups[1].segments.at(0).aliases_master);
+  auto keeping = run;
+  keeping.keeps_snapshots = true;
+  auto frozen = groups;
+  frozen[1].trainable = false;
+  EXPECT_EQ(kept_bytes(keeping, {frozen[1]}), kept_bytes(keeping, {frozen[0]}) / 3) << "one value of three, all fp32";
+}
+
+// Peers sum gradients in place at the stages that keep them whole only if they have one dtype, which is a fact of the
+// group.
+TEST(StepFacts, GradientsOfOneDtypeStayInPlace) {
+  RunTopology topology;
+  topology.axes = {{.name = "dp", .size = 2, .peer_reads = true}};
+  topology.world = 2;
+  const auto settings = settings_of(1, config::Precision::Bf16);
+  const auto run = run_facts(settings, topology, /*accumulation=*/2);
+  std::vector<Unit> units;
+  for (const bool fp32 : {false, true})
+    units.push_back({.name = "unit", .fp32 = fp32, .parameters = {0}, .layout = sharding::ShardLayout({6400}, 2, 32)});
+  const auto groups = group_facts(run, settings, units, std::vector<Placement>(units.size()));
+  EXPECT_EQ(groups[0].grads, GradStorageKind::Flat);
+  EXPECT_EQ(groups[1].grads, GradStorageKind::Autograd);
+}
+
 // Blocks are released depending on the timing of peers: never above a plan's peak, never below the minimum.
 TEST(StepProgram, ReductionsThatEndAtAnyTimeStayWithinThePlan) {
   std::mt19937 random(3);
