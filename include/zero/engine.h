@@ -42,10 +42,10 @@ namespace zero {
 class ZERO_API Engine {
  public:
   // [collective] Takes over the parameters of `model` (floating-point, on one device, any shapes): casts them to the
-  // recipe's compute dtype, shards them if the stage does, and copies rank 0's values to all ranks. The module is used
-  // as before. Throws on every rank, and leaves the model unchanged: ConfigError if options, model and ranks do not fit
-  // together, IoError if an offload file cannot be created. A model belongs to one Engine at a time; destroy the first
-  // before constructing a second.
+  // recipe's compute dtype, but for those that libzero.keep_fp32 names, shards them if the stage does, and copies rank
+  // 0's values to all ranks. The module is used as before. Throws on every rank, and leaves the model unchanged:
+  // ConfigError if options, model and ranks do not fit together, IoError if an offload file cannot be created. A model
+  // belongs to one Engine at a time; destroy the first before constructing a second.
   Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm);
   // [collective] The same on the ranks of a mesh, which the program also uses, for example for its data. The mesh must
   // have the sizes that `options` asks for. The constructor above makes one.
