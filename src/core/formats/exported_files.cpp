@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/name_pattern.h"
 #include "formats/json.h"
 #include "formats/safetensors.h"
 
@@ -18,15 +19,32 @@ struct Expected {
   std::string dtype;
 };
 
-// What other libraries are given, by name: parameters in the dtype that the run computed in, buffers in their own;
-// those that differ between ranks are rank 0's.
-std::map<std::string, Expected> expected_of(const Manifest& manifest) {
+// The patterns of libzero.keep_fp32.
+std::vector<std::string> kept_patterns(const Manifest& manifest, const std::string& path) {
+  const auto found = manifest.config.find("libzero.keep_fp32");
+  if (found == manifest.config.end()) return {};
+  const auto json = parse_json(found->second, path, 2);
+  std::vector<std::string> patterns;
+  for (const auto& item : JsonView(json, path).items()) patterns.push_back(item.text());
+  return patterns;
+}
+
+// What other libraries are given, by name: parameters in the dtype that forward read them in, buffers in their own;
+// those that differ between ranks are rank 0's. Masters are F32 whatever forward read.
+std::map<std::string, Expected> expected_of(const Manifest& manifest, const std::string& path) {
+  const auto patterns = kept_patterns(manifest, path);
+  std::map<std::string, std::vector<std::string>> aliases;  // by the name that is stored
+  for (const auto& [alias, name] : manifest.aliases) aliases[name].push_back(alias);
+  const auto kept = [&](const std::string& name) {
+    return std::any_of(patterns.begin(), patterns.end(),
+                       [&](const auto& pattern) { return base::pattern_names(pattern, name, aliases[name]); });
+  };
   std::map<std::string, Expected> result;
   const auto add = [&](const std::vector<Tensor>& tensors) {
     for (const auto& tensor : tensors)
-      if (tensor.kind == "master" || tensor.kind == "param")
-        result[tensor.name] = {&tensor, manifest.parameter_dtype};
-      else if (tensor.kind == "buffer")
+      if (tensor.kind == "master")
+        result[tensor.name] = {&tensor, kept(tensor.name) ? "F32" : manifest.parameter_dtype};
+      else if (tensor.kind == "param" || tensor.kind == "buffer")
         result[tensor.name] = {&tensor, tensor.dtype};
   };
   add(manifest.tensors);
@@ -47,7 +65,7 @@ void require_index(const Folder& folder, const std::map<std::string, std::string
 
 void require_exported(const Folder& folder, const Manifest& manifest) {
   bool any = false, index = false;
-  auto rest = expected_of(manifest);
+  auto rest = expected_of(manifest, folder.path_of(kManifestName));
   std::map<std::string, std::string> files;  // by name of the tensor
   for (const auto& entry : manifest.files) {
     if (!is_exported_file(entry.name)) continue;

@@ -319,6 +319,20 @@ TEST(CheckpointExported, FilesHaveWhatTheManifestAndTheIndexSay) {
           "does not say which file");
   refused([](Contents& c) { c.index["weight_map"].erase("b"); }, "does not say which file");
   refused([](Contents& c) { c.index = 3; }, "is not an object");
+  // Parameters that stay fp32: by a name or an alias of a trained one, by the dtype of a frozen one.
+  const auto kept = [](Contents& c) { c.first[0].dtype = "F32", c.second[0].dtype = "F32"; };
+  manifest.tensors[2].dtype = "F32";
+  manifest.aliases = {{"tied.a", "a"}};
+  for (const char* patterns : {R"(["other", "a"])", R"(["tied.*"])"}) {
+    manifest.config["libzero.keep_fp32"] = patterns;
+    Contents contents;
+    kept(contents);
+    EXPECT_EQ(check(contents, &text), 0) << patterns << ": " << text;
+    refused([](Contents& c) { c.second[0].dtype = "F32"; }, "has a as BF16");
+    refused([](Contents& c) { c.first[0].dtype = "F32"; }, "has b as BF16");
+  }
+  manifest.config["libzero.keep_fp32"] = "[\"b\"]";
+  refused(kept, "has a as F32");
   // Nothing of the checkpoint lies in them.
   EXPECT_TRUE(is_exported_file(first) && is_exported_file("model.safetensors") && is_exported_file(kExportedIndexName));
   EXPECT_FALSE(is_exported_file("rank-00000.safetensors") || is_exported_file("model.bin"));
