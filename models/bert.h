@@ -34,7 +34,7 @@ struct BertLayerImpl : torch::nn::Module {
   double dropout_, attention_dropout_;
   Activation activation_;
   Linear query_{nullptr}, key_{nullptr}, value_{nullptr}, mixed_{nullptr}, up_{nullptr}, down_{nullptr};
-  torch::nn::LayerNorm mixed_norm_{nullptr}, norm_{nullptr};
+  LayerNorm mixed_norm_{nullptr}, norm_{nullptr};
 };
 TORCH_MODULE(BertLayer);
 
@@ -54,7 +54,7 @@ struct BertModelImpl : torch::nn::Module {
   BertConfig config_;
   Segments segments_;
   torch::nn::Embedding words_{nullptr}, positions_{nullptr}, types_{nullptr};
-  torch::nn::LayerNorm norm_{nullptr};
+  LayerNorm norm_{nullptr};
   torch::nn::ModuleList layers_{nullptr};
   Linear pooler_{nullptr};
 };
@@ -78,7 +78,7 @@ struct BertForMaskedLMImpl : torch::nn::Module {
  private:
   Activation activation_;
   Linear transform_{nullptr}, decoder_{nullptr};
-  torch::nn::LayerNorm norm_{nullptr};
+  LayerNorm norm_{nullptr};
 };
 TORCH_MODULE(BertForMaskedLM);
 

@@ -9,7 +9,8 @@
 namespace models {
 
 // weight * x / sqrt(mean(x^2) + epsilon) over the last dimension, in fp32, rounded to the weight's dtype before the
-// product with the weight [width] (Zhang and Sennrich, 1910.07467). The result has x's dtype.
+// product with the weight [width] (Zhang and Sennrich, 1910.07467). The result has the narrower dtype of the two, x's
+// if they have one width.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilon);
 
 // x cos + (-x2, x1) sin, where x1 and x2 are the halves of x along its last dimension. x: [batch, heads, time, width];

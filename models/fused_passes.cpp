@@ -147,7 +147,8 @@ at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double epsilo
   if (fusible(x) && x.scalar_type() == weight.scalar_type()) return RmsNormPass::apply(x, weight, epsilon);
   const at::Tensor wide = x.to(torch::kFloat32);
   const at::Tensor scale = (wide.square().mean(-1, true) + epsilon).rsqrt();
-  return (weight * (wide * scale).to(weight.scalar_type())).to(x.scalar_type());
+  const auto narrower = weight.element_size() < x.element_size() ? weight.scalar_type() : x.scalar_type();
+  return (weight * (wide * scale).to(weight.scalar_type())).to(narrower);
 }
 
 at::Tensor rotate_halves(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {

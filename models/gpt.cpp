@@ -49,10 +49,10 @@ at::Tensor GptMlpImpl::forward(const at::Tensor& x) { return mlp_of(up_, down_, 
 GptBlockImpl::GptBlockImpl(const GptConfig& config, std::int64_t layer)
     : heads_(config.heads), dropout_(config.dropout) {
   const std::int64_t hidden = config.hidden;
-  norm1_ = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
+  norm1_ = register_module("norm1", make_layer_norm(hidden));
   qkv_ = register_module("qkv", AdaptableLinear(hidden, 3 * hidden));
   projection_ = register_module("projection", AdaptableLinear(hidden, hidden));
-  norm2_ = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({hidden})));
+  norm2_ = register_module("norm2", make_layer_norm(hidden));
   if (config.mlp) mlp_ = config.mlp(config, layer);
   if (mlp_.is_empty()) {
     up_ = register_module("up", AdaptableLinear(hidden, 4 * hidden));
@@ -106,7 +106,7 @@ GptImpl::GptImpl(GptConfig config) : config_(std::move(config)) {
   initialise(position_, config_.deviation);
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) blocks_->push_back(GptBlock(config_, layer));
-  norm_ = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({config_.hidden})));
+  norm_ = register_module("norm", make_layer_norm(config_.hidden));
   if (!config_.tied_output) {
     const auto options = torch::nn::LinearOptions(config_.hidden, config_.vocabulary).bias(false);
     output_ = register_module("output", torch::nn::Linear(options));

@@ -57,7 +57,7 @@ struct GptBlockImpl : torch::nn::Module {
   std::int64_t heads_;
   double dropout_;
   Attend attend_;  // null: attention over the block's input
-  torch::nn::LayerNorm norm1_{nullptr}, norm2_{nullptr};
+  LayerNorm norm1_{nullptr}, norm2_{nullptr};
   AdaptableLinear qkv_{nullptr}, projection_{nullptr}, up_{nullptr}, down_{nullptr};
   torch::nn::AnyModule mlp_;  // in place of up_ and down_; empty: none
 };
@@ -112,7 +112,7 @@ struct GptImpl : torch::nn::Module {
   at::Tensor aux_loss_;             // of the last forward
   torch::nn::Embedding token_{nullptr}, position_{nullptr};
   torch::nn::ModuleList blocks_{nullptr};
-  torch::nn::LayerNorm norm_{nullptr};
+  LayerNorm norm_{nullptr};
   torch::nn::Linear output_{nullptr};  // null when tied
 };
 TORCH_MODULE(Gpt);

@@ -35,6 +35,22 @@ RmsNormImpl::RmsNormImpl(std::int64_t width, double epsilon, double initial) : e
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) { return rms_norm(x, weight_, epsilon_); }
 
+LayerNormImpl::LayerNormImpl(std::int64_t width, double epsilon)
+    : torch::nn::LayerNormImpl(torch::nn::LayerNormOptions({width}).eps(epsilon)) {}
+
+at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
+  auto narrowest = x.scalar_type();
+  bool alike = true;
+  for (const at::Tensor& parameter : {weight, bias}) {
+    alike = alike && parameter.scalar_type() == x.scalar_type();
+    if (parameter.dtype().itemsize() < torch::elementSize(narrowest)) narrowest = parameter.scalar_type();
+  }
+  if (alike) return torch::nn::LayerNormImpl::forward(x);
+  const auto wide = [](const at::Tensor& tensor) { return tensor.to(torch::kFloat32); };
+  const auto& o = options;
+  return torch::layer_norm(wide(x), o.normalized_shape(), wide(weight), wide(bias), o.eps()).to(narrowest);
+}
+
 torch::nn::Embedding make_embedding(std::int64_t rows, std::int64_t width, double deviation, std::int64_t padding) {
   at::Tensor weight = drawn({rows, width}, deviation);
   torch::nn::EmbeddingOptions options(rows, width);
@@ -50,9 +66,7 @@ torch::nn::Embedding share_embedding(const at::Tensor& weight) {
   return torch::nn::Embedding(torch::nn::EmbeddingOptions(weight.size(0), weight.size(1))._weight(weight));
 }
 
-torch::nn::LayerNorm make_layer_norm(std::int64_t width, double epsilon) {
-  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}).eps(epsilon));
-}
+LayerNorm make_layer_norm(std::int64_t width, double epsilon) { return LayerNorm(width, epsilon); }
 
 std::shared_ptr<torch::nn::Module> make_path(torch::nn::Module& parent, const std::string& name) {
   return parent.register_module(name, std::make_shared<torch::nn::Module>(name));

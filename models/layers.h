@@ -41,13 +41,21 @@ struct RmsNormImpl : torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
+// torch::nn::LayerNorm for an input and parameters of one dtype. If they differ it computes in fp32, and the result has
+// the narrowest of their dtypes: libtorch has kernels for that on a CPU only, and only for 16-bit inputs.
+struct LayerNormImpl : torch::nn::LayerNormImpl {
+  LayerNormImpl(std::int64_t width, double epsilon);
+  at::Tensor forward(const at::Tensor& x);
+};
+TORCH_MODULE(LayerNorm);
+
 // A parameter's first values, from normal(0, deviation) in the default dtype.
 at::Tensor drawn(at::IntArrayRef sizes, double deviation);
 // Rows from normal(0, deviation); that of `padding` is zero and gets no gradient by lookups (-1: none).
 torch::nn::Embedding make_embedding(std::int64_t rows, std::int64_t width, double deviation, std::int64_t padding = -1);
 // The same parameter under another name.
 torch::nn::Embedding share_embedding(const at::Tensor& weight);
-torch::nn::LayerNorm make_layer_norm(std::int64_t width, double epsilon);
+LayerNorm make_layer_norm(std::int64_t width, double epsilon = 1e-5);
 // An empty module `name` below `parent`, for the names of its children.
 std::shared_ptr<torch::nn::Module> make_path(torch::nn::Module& parent, const std::string& name);
 

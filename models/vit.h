@@ -26,7 +26,7 @@ struct VitLayerImpl : torch::nn::Module {
   double dropout_, attention_dropout_;
   Activation activation_;
   Linear q_{nullptr}, k_{nullptr}, v_{nullptr}, o_{nullptr}, up_{nullptr}, down_{nullptr};
-  torch::nn::LayerNorm before_{nullptr}, after_{nullptr};
+  LayerNorm before_{nullptr}, after_{nullptr};
 };
 TORCH_MODULE(VitLayer);
 
@@ -47,7 +47,7 @@ struct VitForImageClassificationImpl : torch::nn::Module {
   Segments segments_;
   at::Tensor first_, positions_, patches_, patches_bias_;
   torch::nn::ModuleList layers_{nullptr};
-  torch::nn::LayerNorm norm_{nullptr};
+  LayerNorm norm_{nullptr};
   Linear classifier_{nullptr};
 };
 TORCH_MODULE(VitForImageClassification);

@@ -93,7 +93,13 @@ void LayerNormImpl::reset() {
 }
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
-  return at::layer_norm(x, {options.features}, weight, bias, options.eps);
+  auto narrowest = x.scalar_type();
+  for (const auto& parameter : {weight, bias})
+    if (parameter.dtype().itemsize() < c10::elementSize(narrowest)) narrowest = parameter.scalar_type();
+  const bool alike = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
+  if (alike) return at::layer_norm(x, {options.features}, weight, bias, options.eps);
+  const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
+  return at::layer_norm(wide(x), {options.features}, wide(weight), wide(bias), options.eps).to(narrowest);
 }
 
 std::vector<LayerCut> LayerNormImpl::cuts() const {

@@ -121,6 +121,45 @@ TEST(LayersTest, FusedPassesContractNothing) {
   const at::Tensor mixed = models::rms_norm(narrow, weight, 1e-6);
   EXPECT_EQ(mixed.scalar_type(), torch::kBFloat16);
   EXPECT_TRUE(at::allclose(mixed.to(torch::kFloat32), expected, /*rtol=*/0.004, /*atol=*/1e-6));
+  // An embedding that stays fp32 before a norm that does not: what follows takes the norm's dtype.
+  const at::Tensor after = models::rms_norm(x, weight.to(torch::kBFloat16), 1e-6);
+  EXPECT_EQ(after.scalar_type(), torch::kBFloat16);
+  const at::Tensor scaled = (x * (x.square().mean(-1, true) + 1e-6).rsqrt()).to(torch::kBFloat16);
+  EXPECT_TRUE(at::allclose(after, weight.to(torch::kBFloat16) * scaled, /*rtol=*/0.008, /*atol=*/1e-6));
+}
+
+// Where all dtypes are one the bits are libtorch's. Else they are those of fp32, rounded once.
+TEST(LayersTest, LayerNormTakesOtherDtypesThanItsOwn) {
+  torch::manual_seed(2);
+  const auto norm = models::make_layer_norm(32, 1e-6);
+  {
+    const torch::NoGradGuard no_grad;
+    norm->weight.normal_(), norm->bias.normal_();
+  }
+  const at::Tensor x = torch::randn({20, 32}), weight = norm->weight.detach().clone(),
+                   bias = norm->bias.detach().clone();
+  const auto types = {torch::kFloat32, torch::kBFloat16};
+  for (const auto of_x : types)
+    for (const auto of_weight : types)
+      for (const auto of_bias : types) {
+        norm->weight.set_data(weight.to(of_weight)), norm->bias.set_data(bias.to(of_bias));
+        const at::Tensor input = x.to(of_x).requires_grad_();
+        const at::Tensor y = norm(input);
+        const bool single = of_x == torch::kFloat32 && of_weight == of_x && of_bias == of_x;
+        ASSERT_EQ(y.scalar_type(), single ? torch::kFloat32 : torch::kBFloat16);
+        at::Tensor expected;
+        if (of_x == of_weight && of_x == of_bias)
+          expected = torch::layer_norm(input, {32}, norm->weight, norm->bias, 1e-6);
+        else
+          expected = torch::layer_norm(input.to(torch::kFloat32), {32}, norm->weight.to(torch::kFloat32),
+                                       norm->bias.to(torch::kFloat32), 1e-6)
+                         .to(torch::kBFloat16);
+        EXPECT_TRUE(at::equal(y, expected));
+        y.sum().backward();
+        EXPECT_EQ(input.grad().scalar_type(), of_x);
+        EXPECT_EQ(norm->weight.grad().scalar_type(), of_weight);
+        norm->weight.mutable_grad().reset(), norm->bias.mutable_grad().reset();
+      }
 }
 
 TEST(LayersTest, IgnoredTargetsDoNotCount) {
