@@ -371,6 +371,59 @@ def test_init_leaves_what_may_stay_fp32() -> None:
     assert {name for name, p in model.named_parameters() if p.dtype == torch.float32} == single
 
 
+class Tied(nn.Module):
+    """A head with the embedding's parameter, which is made first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.embed = nn.Embedding(8, 4)
+        self.head = nn.Linear(4, 8, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def test_a_tied_parameter_that_init_has_rounded_is_refused() -> None:
+    wide = Tied().embed.weight.detach().clone()
+    assert not torch.equal(wide.bfloat16().float(), wide)
+    for patterns, refused in ((["head.weight"], True), (["embed.weight"], False), (["*.weight"], False)):
+        settings = config(3, bf16={"enabled": True}, libzero={"keep_fp32": patterns})
+        with deepspeed.zero.Init(config_dict_or_path=settings):
+            model = Tied()
+        if refused:
+            with pytest.raises(ConfigError, match=r"cannot keep embed.weight in fp32: .*zero.Init has rounded it"):
+                deepspeed.initialize(model=model, config=settings)
+            continue
+        engine, _, _, _ = deepspeed.initialize(model=model, config=settings)
+        assert torch.equal(engine._engine.full_state_dict()["embed.weight"], wide)
+    with deepspeed.zero.Init(dtype=torch.bfloat16):  # knows no keep_fp32
+        model = Tied()
+    with pytest.raises(ConfigError, match=r"give zero.Init the same configuration"):
+        deepspeed.initialize(model=model, config=config(3, bf16={"enabled": True}, libzero={"keep_fp32": "head.*"}))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+def test_what_stays_fp32_begins_with_its_values(compiled: bool) -> None:
+    settings = config(3, bf16={"enabled": True}, libzero={"keep_fp32": ["0.*"]})
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 2))
+    nn.init.normal_(model[0].weight)
+    wide = {name: p.detach().clone() for name, p in model.named_parameters()}
+    given: Any = torch.compile(model, backend="eager") if compiled else model
+    engine, _, _, _ = deepspeed.initialize(model=given, config=settings)
+    for name, master in engine._engine.full_state_dict().items():
+        expected = wide[name] if name.startswith("0.") else wide[name].bfloat16().float()
+        assert torch.equal(master, expected), name
+    assert not torch.equal(wide["0.weight"].bfloat16().float(), wide["0.weight"])
+
+
+def test_what_stays_fp32_is_cast_to_fp32() -> None:
+    for dtype in (torch.float64, torch.bfloat16):
+        model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 2)).to(dtype)
+        settings = config(2, bf16={"enabled": True}, libzero={"keep_fp32": ["0.*"]})
+        deepspeed.initialize(model=model, config=settings)
+        assert [p.dtype for p in model.parameters()] == [torch.float32] * 2 + [torch.bfloat16] * 2
+
+
 # ---- configurations as frameworks write them ----
 def test_a_dotted_key_at_the_top_has_no_effect_as_in_deepspeed() -> None:
     wild = {"zero_optimization.stage3_prefetch_bucket_size": 921.6, "zero_optimization.reduce_bucket_size": 1024}

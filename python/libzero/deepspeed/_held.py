@@ -37,3 +37,14 @@ def mark(parameters: Iterable[torch.Tensor]) -> None:
         if not hasattr(p, "ds_id"):
             attributes = {"ds_id": next(_ids), "ds_shape": p.shape, "ds_numel": p.numel()}
             p.__dict__.update(attributes, ds_status=ZeroParamStatus.NOT_AVAILABLE, ds_active_sub_modules=set())
+
+
+def mark_rounded(parameter: torch.Tensor, dtype: torch.dtype | None) -> None:
+    """[local] Notes that a parameter is about to be cast to a narrower dtype."""
+    if dtype is not None and dtype.itemsize < parameter.dtype.itemsize:
+        parameter.__dict__["_zero_rounded"] = True
+
+
+def was_rounded(parameter: torch.Tensor) -> bool:
+    """[local] Whether mark_rounded() noted so."""
+    return parameter.__dict__.get("_zero_rounded", False) is True

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 from libzero._carried import Carried, decoded, encoded
 from libzero.communicator import default_communicator
 from libzero.compiled import compile as compile_units
-from libzero.deepspeed._held import mark
+from libzero.deepspeed._held import mark, was_rounded
 from libzero.deepspeed._refuse import module_getattr, refusal
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
@@ -43,7 +43,7 @@ from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_clas
 from libzero.deepspeed.utils import groups
 from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
-from libzero.engine import Engine
+from libzero.engine import Engine, compiled_from
 from libzero.errors import ConfigError
 from libzero.moe import MoE
 
@@ -86,6 +86,21 @@ _VALUES = {
     "zero_log_trace_cache_warnings": "zero_optimization.log_trace_cache_warnings",
 }
 """Calls that return a value of the configuration, by the key."""
+
+
+def _cast_parameters(model: torch.nn.Module, keep: KeptFp32, recipe: torch.dtype) -> None:
+    # DeepSpeed's masters begin with the rounded values.
+    kept = keep.of(model)
+    rounded = [name for name, p in model.named_parameters() if id(p) in kept and was_rounded(p)]
+    if rounded:
+        raise ConfigError(
+            f"[deepspeed.initialize] cannot keep {', '.join(rounded)} in fp32: deepspeed.zero.Init has rounded it. "
+            "Hint: give zero.Init the same configuration, and name a tied parameter in libzero.keep_fp32 by the name "
+            "that it has first."
+        )
+    for p in model.parameters():
+        if p.is_floating_point():
+            p.data = p.data.to(torch.float32 if id(p) in kept else recipe)
 
 
 class DeepSpeedEngine(torch.nn.Module):
@@ -145,10 +160,7 @@ class DeepSpeedEngine(torch.nn.Module):
             native["libzero"] = {**native.get("libzero", {}), "parameter_groups": updates.patterns}
 
         if (recipe := recipe_of(native)) is not None:
-            kept = KeptFp32(native).of(self.module)
-            for p in self.module.parameters():
-                if p.is_floating_point() and id(p) not in kept:
-                    p.data = p.data.to(recipe)  # DeepSpeed's masters begin with the rounded values
+            _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
         self._engine = Engine(self.module, options_of(native, config), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from libzero.deepspeed import comm
-from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark
+from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark, mark_rounded
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.runtime.config import KeptFp32, read_config, recipe_of
@@ -36,7 +36,8 @@ class Init:
     """Builds a model that stage 3 is going to shard; `with Init(config_dict_or_path=config): model = Net()`.
 
     dtype: that parameters are cast to as soon as their module is made; without it that of the configuration's recipe,
-    and without one they stay as they are. Those that libzero.keep_fp32 may name are left to deepspeed.initialize().
+    and without one they stay as they are. Those that libzero.keep_fp32 may name are left to deepspeed.initialize(),
+    which refuses a tied parameter that was rounded under the name that it had first.
     Buffers keep the dtype that their class gives them. enabled: False for nothing. module: a model that was made
     before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
     ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
@@ -93,6 +94,7 @@ class Init:
             if self._dtype is None or p.dtype not in _CAST or p.dtype == self._dtype:
                 continue
             if not self._kept.may_name(name):
+                mark_rounded(p, self._dtype)
                 p.data = p.data.to(self._dtype)
 
     def _registered(self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -126,7 +128,7 @@ class Init:
 
 
 class GatheredParameters:
-    """[collective] Within it parameters of stage 3 are whole: of their shape and the compute dtype.
+    """[collective] Within it parameters of stage 3 are whole: of their shape and the dtype that forward reads.
 
     params: one parameter or several, whose whole units are gathered. modifier_rank: that rank may write them in place
     under torch.no_grad(), and all ranks have its values afterwards; None: read only. enabled: False for nothing.
