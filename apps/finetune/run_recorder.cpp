@@ -22,6 +22,7 @@
 #include <zero/plan.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "config/settings.h"
 #include "tools/launch/machine/host.h"
 #include "tools/launch/machine/machine.h"
@@ -114,8 +115,9 @@ void add_plan(report::RunRecord& r, const Options& options, const Communicator& 
     r.planned = std::move(memory.tiers);
     const PlanTraffic& sent = foreseen.traffic;
     r.planned_sent = {sent.gathered + sent.reduced, sent.tensor_parallel, sent.sequence_parallel, sent.expert_parallel};
-  } catch (const Error&) {
+  } catch (const Error& error) {
     r.planned.clear();
+    base::log(LogLevel::Info, base::join("the run has no prediction of its memory: ", error.what()));
   }
 }
 

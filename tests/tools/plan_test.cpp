@@ -9,6 +9,7 @@
 
 #include "support/nightly.h"
 #include "support/process.h"
+#include "support/require.h"
 
 namespace zero::test::plan_test {
 namespace {
@@ -283,6 +284,59 @@ TEST(PlanCommand, AFilesModelAndRecipeArePlanned) {
   EXPECT_EQ(plan["plans"][0]["accumulation_steps"], 2);
   EXPECT_FALSE(plan["plans"][0]["memory"]["device"].contains("optimizer_states"));  // SGD without momentum
   EXPECT_EQ(plan["config"]["optimizer"]["type"], "SGD");
+}
+
+// A GPT has the engine's names. Others have names of the planner's own, which say nothing about a run.
+TEST(PlanCommand, KeepFp32NeedsTheNamesOfAGpt) {
+  const auto file = temporary_folder() + "/ds.json";
+  const auto plan_of = [&](const std::string& pattern, const Words& model) {
+    std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": )"
+                        << R"("AdamW"}, "zero_optimization": {"stage": 2}, "libzero": {"keep_fp32": ")" << pattern
+                        << "\"}}";
+    return ask(Words{file, "--world", "2", "--stage", "2", "--offload", "none"} + model);
+  };
+  const auto refused = plan_of("*.norm.*", {"--model", "gpt2"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(contains(refused.err, "libzero.keep_fp32: the pattern \"*.norm.*\" matches no parameter")) << refused.err;
+  for (const Words& model : {Words{"--params", "1e8"}, {"--model", "llama-3.2-1b"}}) {
+    const auto counted = plan_of("*.router.weight", model);
+    EXPECT_EQ(counted.code, 0) << counted.err;
+    EXPECT_TRUE(contains(counted.err, "is counted in 16 bits")) << counted.err;
+  }
+  for (const Words& model : {Words{"--model", "gpt2"}, {"--params", "1e8"}, {"--model", "llama-3.2-1b"}}) {
+    const auto fits = plan_of("*norm*", model);  // the example of docs/recipes.md
+    EXPECT_EQ(fits.code, 0) << fits.err;
+    EXPECT_FALSE(contains(fits.err, "keep_fp32")) << fits.err;
+  }
+}
+
+TEST(PlanCommand, TheSearchSaysWhichNamesItHasNot) {
+  const auto file = temporary_folder() + "/ds.json";
+  const auto told = [&](const std::string& pattern) {
+    std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": )"
+                        << R"("AdamW"}, "zero_optimization": {"stage": 2}, "libzero": {"keep_fp32": ")" << pattern
+                        << "\"}}";
+    return ask({file, "--model", "gpt2", "--world", "2", "--stage", "2", "--offload", "none", "--memory", "16GiB"}).err;
+  };
+  EXPECT_TRUE(contains(told("*.qkv.weight"), R"(counts what libzero.keep_fp32 "*.qkv.weight" names in 16 bits)"));
+  EXPECT_FALSE(contains(told("*norm*"), "keep_fp32"));
+}
+
+// Layers that differ are not extrapolated from the first ones.
+TEST(PlanCommand, SomeLayersKeepParametersInFp32) {
+  const auto file = temporary_folder() + "/ds.json";
+  std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": )"
+                      << R"("AdamW"}, "zero_optimization": {"stage": 1}, "libzero": {"keep_fp32": "blocks.3?.*"}})";
+  const Words machine{file,  "--model",   "gpt2-xl", "--world", "4",  "--device",
+                      "cpu", "--memory",  "24GiB",   "--stage", "1",  "--checkpointing",
+                      "off", "--offload", "none",    "--seq",   "128"};
+  const auto most = document(machine)["plans"][0]["largest_micro_batch_size"].get<int>();
+  ASSERT_GT(most, 1);
+  const auto with = [&](int batch) {
+    return document(machine + Words{"--micro-batch-size", std::to_string(batch)})["plans"][0]["fits"].get<bool>();
+  };
+  EXPECT_TRUE(with(most));
+  EXPECT_FALSE(with(most + 1));
 }
 
 TEST(PlanCommand, AFileIsLookedAtAsItIs) {

@@ -294,6 +294,7 @@ int explain(int argc, char** argv) {
   const auto model = model_of(request, options);
   const auto batch = config::resolve_batch(options, world);
 
+  planning::check_patterns(model, settings);
   planning::ScheduleInput input;
   input.parameters = planning::parts_of(model, settings);
   const auto segments = planning::segments_of(options, model.layers);

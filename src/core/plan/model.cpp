@@ -9,6 +9,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "sharding/expert_capacity.h"
 
 namespace zero {
@@ -264,6 +265,21 @@ std::vector<Parameter> parameters_of(const PlanModel& model) {
       break;
   }
   return all;
+}
+
+void check_patterns(const PlanModel& model, const config::Settings& settings) {
+  if (settings.keep_fp32.empty()) return;
+  std::string faults;
+  for (const auto& fault : unmatched_patterns(parameters_of(model), settings)) {
+    faults += "\n  " + fault;
+    if (model.kind != Kind::Gpt)
+      base::log(LogLevel::Warning,
+                "[plan] " + fault +
+                    ". These are the plan's own names: what the pattern names in a run is counted in "
+                    "16 bits.");
+  }
+  if (model.kind == Kind::Gpt && !faults.empty())
+    throw ConfigError("[plan] the configuration does not fit the model:" + faults);
 }
 
 bool has_experts(const PlanModel& model, std::int64_t layer) {

@@ -13,6 +13,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "plan/dry_run.h"
@@ -249,7 +250,7 @@ Candidate shortened(const Candidate& c, std::int64_t layers) {
 }
 
 // Layers are alike, so the bytes of a deep model are extrapolated from two shallow ones. This does not apply if states
-// are split over tiers or if segments have several layers.
+// are split over tiers, if segments have several layers, or if some layers keep other parameters in fp32.
 Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   constexpr std::int64_t kShort = 8, kLong = 16;
   const auto needs = [&](const Candidate& other) {
@@ -259,7 +260,9 @@ Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   const bool alike = !has_budgets(c.settings) &&
                      (param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
                       c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0);
-  if (c.model.layers <= 2 * kLong || !alike || (c.segments != 0 && c.segments != c.model.layers)) return needs(c);
+  const bool layers_alike = c.settings.keep_fp32.empty() || keeps_alike(parameters_of(c.model), c.settings);
+  if (c.model.layers <= 2 * kLong || !alike || !layers_alike || (c.segments != 0 && c.segments != c.model.layers))
+    return needs(c);
   const auto few = needs(shortened(c, kShort)), more = needs(shortened(c, kLong));
   Needs all;
   for (std::size_t t = 0; t < all.bytes.size(); ++t)
@@ -419,6 +422,19 @@ void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
                        });
 }
 
+// The largest model is searched among those of a number of parameters.
+void tell_patterns_of_search(const PlanModel& model, const config::Settings& settings) {
+  if (settings.keep_fp32.empty() || model.kind == PlanModel::Kind::Count) return;
+  const auto tried = parameters_of(PlanModel::of_count(std::max(1e6, static_cast<double>(model.num_parameters()))));
+  auto one = settings;
+  for (const auto& pattern : settings.keep_fp32) {
+    one.keep_fp32 = {pattern};
+    if (!unmatched_patterns(parameters_of(model), one).empty() || unmatched_patterns(tried, one).empty()) continue;
+    base::log(LogLevel::Warning, "[plan] the search for the largest model counts what libzero.keep_fp32 \"" + pattern +
+                                     "\" names in 16 bits: its models have no such names.");
+  }
+}
+
 Candidate candidate_of(const PlanModel& model, const Options& options, const PlanMachine& machine) {
   if (machine.hosts < 1 || machine.ranks_per_host < 1)
     throw ConfigError(base::join("[plan] got ", machine.hosts, " hosts of ", machine.ranks_per_host,
@@ -435,14 +451,17 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
                                  " experts. Hint: choose another --ep-world-size or --world."));
   const auto batch = config::resolve_batch(options, machine.world());
   const auto& settings = options.settings();
-  check_patterns(parameters_of(model), settings);
-  return {.model = model,
-          .settings = settings,
-          .freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), machine.gpu,
-                                             [&](const char* key) { return options.document().is_set(key); }),
-          .micro = batch.micro,
-          .accumulation = batch.accumulation,
-          .segments = segments_of(options, model.layers)};
+  check_patterns(model, settings);
+  Candidate candidate{
+      .model = model,
+      .settings = settings,
+      .freedom = step::placement_freedom(step::ShardingPolicy::of_stage(settings.zero.stage), machine.gpu,
+                                         [&](const char* key) { return options.document().is_set(key); }),
+      .micro = batch.micro,
+      .accumulation = batch.accumulation,
+      .segments = segments_of(options, model.layers)};
+  if (limited(candidate, machine)) tell_patterns_of_search(model, settings);
+  return candidate;
 }
 
 }  // namespace

@@ -153,15 +153,12 @@ const char* name(How how) {
 
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed) {
-  check_patterns(input.parameters, settings);
   const auto run = step::run_facts(settings, input.topology, accumulation);
   Schedule result;
   result.stage = settings.zero.stage;
   result.world = input.topology.world;
   result.accumulation = accumulation;
   result.parameter_width = step::width(run.precision.param);
-  result.gradient_width = step::width(run.precision.grad);
-  result.wire_width = step::width(run.precision.reduce);
   result.num_slots = run.num_slots;
   result.units = cut_into_units(input.parameters, settings, result.world, result.parameter_width, input.topology.gpu);
   for (const auto& unit : result.units) {

@@ -65,8 +65,7 @@ struct Schedule {
   std::vector<Holding> holdings;
   int stage = 0, world = 1;  // world: the ranks that share the states of all but experts
   std::int64_t accumulation = 1;
-  // Of units whose parameters do not stay fp32.
-  int parameter_width = 4, gradient_width = 4, wire_width = 4;
+  int parameter_width = 4;  // of units whose parameters do not stay fp32
   int num_slots = 2;
   std::int64_t padded_numel = 0;            // of all units
   std::int64_t padded_trainable_numel = 0;  // of the units that have gradients
@@ -76,6 +75,7 @@ struct Schedule {
 // Steps first_step .. first_step + num_steps - 1 of a run; the order of use is learned in the first two of them.
 // overflowed[i]: the gradients of step first_step + i are not finite; missing entries count as false. Throws
 // ConfigError for a configuration that an Engine would refuse, with the code kOutOfMemory if budgets cannot be met.
+// Patterns of libzero.keep_fp32 that match nothing are left to check_patterns() (model.h).
 Schedule schedule(const ScheduleInput& input, const config::Settings& settings, std::int64_t accumulation,
                   std::int64_t first_step, int num_steps, const std::vector<bool>& overflowed = {});
 

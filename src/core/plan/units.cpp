@@ -2,6 +2,7 @@
 #include "plan/units.h"
 
 #include <algorithm>
+#include <map>
 
 #include <zero/errors.h>
 
@@ -36,10 +37,21 @@ sharding::KeptFp32 kept_fp32(const std::vector<Parameter>& parameters, const con
 
 }  // namespace
 
-void check_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings) {
-  std::string faults;
-  for (const auto& fault : kept_fp32(parameters, settings).faults) faults += "\n  " + fault;
-  if (!faults.empty()) throw ConfigError("[plan] the configuration does not fit the model:" + faults);
+std::vector<std::string> unmatched_patterns(const std::vector<Parameter>& parameters,
+                                            const config::Settings& settings) {
+  return kept_fp32(parameters, settings).faults;
+}
+
+bool keeps_alike(const std::vector<Parameter>& parameters, const config::Settings& settings) {
+  const auto kept = kept_fp32(parameters, settings).kept;
+  std::map<std::string, bool> by_name;  // without the path of the layer
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const auto& layer = layer_of(parameters[i]);
+    if (layer.empty()) continue;
+    const auto [found, added] = by_name.emplace(parameters[i].name.substr(layer.size()), kept[i]);
+    if (!added && found->second != kept[i]) return false;
+  }
+  return true;
 }
 
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,

@@ -40,9 +40,10 @@ using step::Unit;  // parameters are indices into the vector passed to cut_into_
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu);
 
-// Throws ConfigError for patterns of libzero.keep_fp32 that match no parameter: of the model that is planned, as others
-// are tried.
-void check_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings);
+// The patterns of libzero.keep_fp32 that match no parameter, one text each, with names that may have been meant.
+std::vector<std::string> unmatched_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings);
+// Whether all layers of one structure keep the same of their parameters in fp32.
+bool keeps_alike(const std::vector<Parameter>& parameters, const config::Settings& settings);
 
 using step::reduce_order;
 

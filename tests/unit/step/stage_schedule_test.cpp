@@ -127,10 +127,11 @@ TEST(StageSchedule, TheVolumeOfEveryStageIsThePapers) {
               if (!wire.empty()) wish.keys = ", \"communication_data_type\": \"" + wire + "\"";
               const auto s = schedule_of(stage, wish);
               const double formula = sent_bytes(
-                  kSchemes[stage], {.parameter_bytes = static_cast<double>(s.padded_numel * s.parameter_width),
-                                    .gradient_bytes = static_cast<double>(s.padded_numel * s.wire_width),
-                                    .ranks = static_cast<double>(world),
-                                    .micro_steps = static_cast<double>(k)});
+                  kSchemes[stage],
+                  {.parameter_bytes = static_cast<double>(s.padded_numel * s.parameter_width),
+                   .gradient_bytes = static_cast<double>(s.padded_numel * step::width(s.precision[0].reduce)),
+                   .ranks = static_cast<double>(world),
+                   .micro_steps = static_cast<double>(k)});
               for (const int step : {0, 1, 2})
                 EXPECT_NEAR(static_cast<double>(sent_in(s, step)), formula, 1e-6 * formula)
                     << "stage " << stage << ", world " << world << ", k " << k << ", " << transport << ", " << recipe
