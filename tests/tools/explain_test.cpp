@@ -13,6 +13,7 @@
 
 #include "support/nightly.h"
 #include "support/process.h"
+#include "support/require.h"
 
 namespace zero::test::explain_test {
 namespace {
@@ -124,6 +125,19 @@ TEST(Explain, WhoHoldsAndWhoSendsWhat) {
     EXPECT_NEAR(d["volume"]["times_parameters"].get<double>(), stage == 3 ? 3 : 2, 0.01) << stage;
     EXPECT_DOUBLE_EQ(d["volume"]["padded_bytes"].get<double>(), d["volume"]["sent_bytes"].get<double>()) << stage;
   }
+}
+
+// Units that stay fp32 have runs of their own.
+TEST(Explain, NumberedUnitsWithAMarkAreJoined) {
+  const auto file = temporary_folder() + "/ds.json";
+  std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "optimizer": {"type": )"
+                      << R"("AdamW"}, "zero_optimization": {"stage": 3}, "libzero": {"keep_fp32": "*norm*"}})";
+  const auto outcome = explain({"--config", file, "--world", "4", "--model", "gpt2-xl"}, {"COLUMNS=200"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_LT(lines(outcome.out).size(), 60u) << outcome.out;
+  for (const char* run :
+       {"blocks.0 to blocks.47", "blocks.0 (fp32) to blocks.47 (fp32)", "blocks.47 (fp32) to blocks.0 (fp32)"})
+    EXPECT_TRUE(contains(outcome.out, run)) << run << " in " << outcome.out;
 }
 
 TEST(Explain, OffloadAndInfinityArePlaces) {

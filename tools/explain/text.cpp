@@ -293,12 +293,12 @@ std::string fixed_times(double value) {
 }
 
 // The bytes that are sharded over as many ranks: all of a model, or all but experts and experts.
-struct Bytes {
-  std::int64_t parameters = 0, gradients = 0;  // in a reduction
+struct PartBytes {
+  std::int64_t parameters = 0, gradients = 0;  // gradients: as reductions send them
   std::int64_t padded_parameters = 0, padded_gradients = 0, persistent = 0;
 };
-std::map<int, Bytes> parts_by_ranks(const Schedule& s) {
-  std::map<int, Bytes> parts;
+std::map<int, PartBytes> parts_by_ranks(const Schedule& s) {
+  std::map<int, PartBytes> parts;
   for (std::size_t u = 0; u < s.units.size(); ++u) {
     const auto& unit = s.units[u];
     const auto parameter = step::width(s.precision[u].param), gradient = step::width(s.precision[u].reduce);
@@ -363,11 +363,17 @@ Json event_json(const Event& e) {
   return json;
 }
 
-}  // namespace
+// " (fp32)" of "blocks.3 (fp32)".
+std::string mark_of(const std::string& unit) {
+  const auto at = unit.rfind(" (");
+  return at == std::string::npos ? "" : unit.substr(at);
+}
 
-std::string joined_units(const std::vector<std::string>& units) {
-  // "blocks.12" is stem "blocks." and number 12.
-  const auto split = [](const std::string& name) {
+// Of units with one mark.
+std::vector<std::string> runs_of(const std::vector<std::string>& units) {
+  // "blocks.12 (fp32)" is stem "blocks." and number 12.
+  const auto split = [](const std::string& unit) {
+    const auto name = unit.substr(0, unit.size() - mark_of(unit).size());
     auto at = name.size();
     while (at > 0 && std::isdigit(static_cast<unsigned char>(name[at - 1]))) --at;
     long number = -1;
@@ -397,8 +403,22 @@ std::string joined_units(const std::vector<std::string>& units) {
       runs.push_back(units[i++]);
     }
   }
+  return runs;
+}
+
+}  // namespace
+
+std::string joined_units(const std::vector<std::string>& units) {
+  std::vector<std::pair<std::string, std::vector<std::string>>> by_mark;  // in the order of the first of each
+  for (const auto& unit : units) {
+    const auto mark = mark_of(unit);
+    auto found = std::find_if(by_mark.begin(), by_mark.end(), [&](const auto& one) { return one.first == mark; });
+    if (found == by_mark.end()) found = by_mark.insert(by_mark.end(), {mark, {}});
+    found->second.push_back(unit);
+  }
   std::string text;
-  for (const auto& run : runs) text += (text.empty() ? "" : ", ") + run;
+  for (const auto& [mark, marked] : by_mark)
+    for (const auto& run : runs_of(marked)) text += (text.empty() ? "" : ", ") + run;
   return text;
 }
 
