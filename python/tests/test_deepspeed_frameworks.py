@@ -16,6 +16,7 @@ from conftest import Programs, batch, config, network, under_the_runner
 import libzero
 import libzero.deepspeed as deepspeed
 from libzero.deepspeed.runtime.lr_schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
+from libzero.errors import ConfigError
 
 nn = torch.nn
 
@@ -362,7 +363,7 @@ def test_parameters_that_init_made_are_those_of_a_model_that_was_rounded() -> No
 
 
 def test_init_leaves_what_may_stay_fp32() -> None:
-    settings = config(3, bf16={"enabled": True}, libzero={"keep_fp32": ["0.norm.*", "1.bias"]})
+    settings = config(3, bf16={"enabled": True}, libzero={"keep_fp32": ["0.norm.weight", "*norm.bias", "1.bias"]})
     with deepspeed.zero.Init(config_dict_or_path=settings):
         model = nn.Sequential(Rotary(), nn.Linear(8, 2))
     single = {name for name, p in model.named_parameters() if p.dtype == torch.float32}

@@ -37,7 +37,8 @@ class Init:
 
     dtype: that parameters are cast to as soon as their module is made; without it that of the configuration's recipe,
     and without one they stay as they are. Those that libzero.keep_fp32 may name are left to deepspeed.initialize(),
-    which refuses a tied parameter that was rounded under the name that it had first.
+    all of them if a pattern ends in *, as a longer name may still follow; a tied parameter that was rounded under the
+    name that it had first is refused there.
     Buffers keep the dtype that their class gives them. enabled: False for nothing. module: a model that was made
     before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
     ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
