@@ -131,7 +131,7 @@ TEST(LayersTest, FusedPassesContractNothing) {
 // Where all dtypes are one the bits are libtorch's. Else they are those of fp32, rounded once.
 TEST(LayersTest, LayerNormTakesOtherDtypesThanItsOwn) {
   torch::manual_seed(2);
-  const auto norm = models::make_layer_norm(32, 1e-6);
+  auto norm = models::make_layer_norm(32, 1e-6);
   {
     const torch::NoGradGuard no_grad;
     norm->weight.normal_(), norm->bias.normal_();
@@ -143,7 +143,7 @@ TEST(LayersTest, LayerNormTakesOtherDtypesThanItsOwn) {
     for (const auto of_weight : types)
       for (const auto of_bias : types) {
         norm->weight.set_data(weight.to(of_weight)), norm->bias.set_data(bias.to(of_bias));
-        const at::Tensor input = x.to(of_x).requires_grad_();
+        const at::Tensor input = x.to(of_x, /*non_blocking=*/false, /*copy=*/true).requires_grad_();
         const at::Tensor y = norm(input);
         const bool single = of_x == torch::kFloat32 && of_weight == of_x && of_bias == of_x;
         ASSERT_EQ(y.scalar_type(), single ? torch::kFloat32 : torch::kBFloat16);
