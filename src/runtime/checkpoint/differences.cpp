@@ -256,6 +256,12 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
            "; masters are taken and cast again");
+  constexpr const char* kKeepFp32 = "libzero.keep_fp32";
+  if (const auto found = manifest.config.find(kKeepFp32);
+      found != manifest.config.end() && state.parts.settings.precision != config::Precision::Fp32)
+    if (const auto kept = state.parts.options.effective().at(kKeepFp32); found->second != kept)
+      notice(base::join("was trained with ", kKeepFp32, " ", found->second, ", this run has ", kept,
+                        "; masters are taken and cast again"));
   const bool imported = manifest.cpu_capability.empty();  // was not written by a run
   if (!imported &&
       (manifest.torch_threads != at::get_num_threads() || manifest.cpu_capability != at::get_cpu_capability()))
