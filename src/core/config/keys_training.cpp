@@ -171,7 +171,9 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("libzero.unit_min_numel", &Settings::unit_min_numel, "adjacent units with fewer elements are merged",
            at_least(0), unit("elements"))
       .key("libzero.keep_fp32", &Settings::keep_fp32,
-           "patterns (* and ?) of the names of parameters that stay fp32: a router, norms", needs(When::SixteenBit));
+           "names of parameters that stay fp32, such as a router and norms (* and ?; \\ makes the next character "
+           "literal); one that matches nothing is an error",
+           needs(When::SixteenBit));
   Block(keys, "libzero.model", &Settings::model)
       .key("size", one_of(&ModelSettings::size, "gpt-1m gpt-10m gpt2 gpt2-medium gpt2-large gpt2-xl"),
            "built-in GPT of `zero train`")

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "base/check.h"
 #include "base/name_pattern.h"
@@ -24,7 +25,8 @@ std::string with_dots(const std::string& name, std::ptrdiff_t dots) {
 
 }  // namespace
 
-KeptFp32 kept_fp32(const config::Settings& settings, const std::vector<ParameterNames>& parameters) {
+KeptFp32 kept_fp32(const config::Settings& settings, const std::vector<ParameterNames>& parameters,
+                   const std::vector<std::string>& buffers) {
   KeptFp32 result{std::vector<bool>(parameters.size()), {}};
   for (const auto& pattern : settings.keep_fp32) {
     bool matched = false;
@@ -33,7 +35,12 @@ KeptFp32 kept_fp32(const config::Settings& settings, const std::vector<Parameter
       matched = true;
       result.kept[i] = settings.precision != config::Precision::Fp32;
     }
-    if (!matched) result.faults.push_back(pattern_fault("libzero.keep_fp32", pattern, parameters));
+    if (matched) continue;
+    auto fault = pattern_fault("libzero.keep_fp32", pattern, parameters);
+    const auto buffer = std::find_if(buffers.begin(), buffers.end(),
+                                     [&](const auto& name) { return base::pattern_names(pattern, name, {}); });
+    if (buffer != buffers.end()) fault += ". Hint: it matches the buffer " + *buffer + "; buffers keep their dtype";
+    result.faults.push_back(std::move(fault));
   }
   return result;
 }

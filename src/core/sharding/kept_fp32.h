@@ -17,7 +17,9 @@ struct KeptFp32 {
   std::vector<bool> kept;           // by parameter; in fp32 none, as all of them are fp32
   std::vector<std::string> faults;  // one for each pattern that matches no parameter
 };
-KeptFp32 kept_fp32(const config::Settings& settings, const std::vector<ParameterNames>& parameters);
+// buffers: names of the model's buffers, which a pattern may have been meant for.
+KeptFp32 kept_fp32(const config::Settings& settings, const std::vector<ParameterNames>& parameters,
+                   const std::vector<std::string>& buffers = {});
 
 // What is wrong with a pattern of the key that matches no parameter, with names that may have been meant.
 std::string pattern_fault(const std::string& key, const std::string& pattern,

@@ -45,11 +45,11 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
     by_path.erase(by_path.begin() + static_cast<std::ptrdiff_t>(k));
   }
   std::vector<Unit> units;
-  struct Kind {
+  struct UnitKind {
     bool trainable, fp32;
     const char* mark;
   };
-  constexpr Kind kKinds[] = {
+  constexpr UnitKind kKinds[] = {
       {true, false, ""}, {true, true, " (fp32)"}, {false, false, " (frozen)"}, {false, true, " (frozen, fp32)"}};
   const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& chosen) {
     for (const auto& kind : kKinds) {

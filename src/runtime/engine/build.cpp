@@ -256,14 +256,15 @@ void tell_what_is_narrowed(const Parts& parts, const Found& found) {
   std::vector<std::string> names;
   for (const auto& parameter : found.parameters)
     if (parameter.tensor.scalar_type() == at::kFloat && !parameter.fp32) names.push_back(parameter.name);
-  if (names.empty() || std::all_of(found.parameters.begin(), found.parameters.end(),
-                                   [](const ModelParameter& p) { return p.tensor.scalar_type() == at::kFloat; }))
+  if (names.empty() || std::all_of(found.parameters.begin(), found.parameters.end(), [](const ModelParameter& p) {
+        return p.fp32 || p.tensor.scalar_type() == at::kFloat;
+      }))
     return;
   std::string text;
   for (std::size_t i = 0; i < std::min(names.size(), kMostShown); ++i) text += (i > 0 ? ", " : "") + names[i];
   if (names.size() > kMostShown) text += base::join(" and ", names.size() - kMostShown, " more");
-  base::log(LogLevel::Warning, base::join("the model has fp32 parameters among 16-bit ones, which become ",
-                                          c10::toString(scalar_type(parts.run.precision.param)), " as all: ", text,
+  base::log(LogLevel::Warning, base::join("the recipe casts these fp32 parameters of a model with 16-bit ones to ",
+                                          c10::toString(scalar_type(parts.run.precision.param)), ": ", text,
                                           ". Hint: libzero.keep_fp32 names parameters that stay fp32."));
 }
 

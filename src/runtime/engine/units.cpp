@@ -207,7 +207,7 @@ std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const conf
           return base::pattern_names(group.pattern, parameter.name, parameter.aliases);
         }))
       faults += "\n  " + sharding::pattern_fault("libzero.parameter_groups", group.pattern, named);
-  const auto fp32 = sharding::kept_fp32(settings, named);
+  const auto fp32 = sharding::kept_fp32(settings, named, model.named_buffers().keys());
   for (const auto& fault : fp32.faults) faults += "\n  " + fault;
   for (std::size_t i = 0; i < named.size(); ++i) walk.found[i].fp32 = fp32.kept[i];
   std::unordered_multimap<c10::StorageImpl*, const ModelParameter*> storages;
@@ -324,9 +324,8 @@ std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::
         faults += base::join("\n  ", parameter.name, " is ", frozen(parameter), " and ", other.name, " is ",
                              frozen(other), "; with ep_size above 1 experts are alike");
       else if (other.fp32 != parameter.fp32)
-        faults +=
-            base::join("\n  ", parameter.name, parameter.fp32 ? " stays" : " does not stay", " fp32, unlike ",
-                       other.name, "; with ep_size above 1 a pattern of libzero.keep_fp32 matches it in every expert");
+        faults += base::join("\n  ", parameter.name, parameter.fp32 ? " stays" : " does not stay", " fp32, unlike ",
+                             other.name, "; libzero.keep_fp32 must name a parameter in all experts or in none");
     }
     ++next;
   }

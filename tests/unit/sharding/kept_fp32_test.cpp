@@ -44,5 +44,14 @@ TEST(KeptFp32, APatternWithoutAMatchNamesSimilarOnes) {
             "head.weight, blocks.0.norm.weight and 2 more");
 }
 
+TEST(KeptFp32, APatternOfABufferSaysSo) {
+  config::Settings settings;
+  settings.keep_fp32 = {"*.running_mean"};
+  settings.precision = config::Precision::Bf16;
+  const auto fault = kept_fp32(settings, kNames, {"blocks.0.norm.running_mean"}).faults.at(0);
+  EXPECT_NE(fault.find("matches the buffer blocks.0.norm.running_mean; buffers keep their dtype"), std::string::npos)
+      << fault;
+}
+
 }  // namespace
 }  // namespace zero::sharding::kept_fp32_test
