@@ -118,6 +118,34 @@ TEST(KeptSnapshot, GoesOnAsARunThatNeverStopped) {
   }
 }
 
+TEST(KeptSnapshot, ParametersThatStayFp32GoOn) {
+  const auto more = kEvery + R"(, "keep_fp32": "norm.*")";
+  for (const int stage : {1, 3}) {
+    TempFolder folder(TempFolder::On::Memory);
+    const Launcher launcher(2);
+    const auto place = R"({"stage": )" + std::to_string(stage) + R"(}, "bf16": {"enabled": true})";
+    on_ranks(2, [&](const auto& comm) {
+      Rank rank{comm, launcher, folder.text()};
+      std::string expected;
+      {
+        Trained trained(comm, place, kHidden, more);
+        for (int i = 0; i < 5; ++i) trained.step(i);
+        expected = all_of(trained);
+      }
+      {
+        Trained trained(comm, place, kHidden, more);
+        rank.train(trained, 0, 4);
+      }
+      rank.attempt = 1;
+      Trained trained(comm, place, kHidden, more);
+      EXPECT_EQ(rank.load(trained), kOf4);
+      EXPECT_EQ(trained.module->norm->weight.scalar_type(), at::kFloat);
+      trained.step(4);
+      EXPECT_EQ(all_of(trained), expected) << "stage " << stage;
+    });
+  }
+}
+
 TEST(KeptSnapshot, RandomNumbersGoOn) {
   TempFolder folder(TempFolder::On::Memory);
   const Launcher launcher(1);
