@@ -251,13 +251,14 @@ struct Ranks {
 };
 
 // A GPT whose units divide by four ranks, over two hosts of two.
-Ranks over_hosts(const std::string& zero, const std::string& steps = "20", const std::string& accumulation = "1") {
+Ranks over_hosts(const std::string& zero, const std::string& steps = "20", const std::string& accumulation = "1",
+                 const std::string& extra = "") {
   SpawnOptions options;
   connect(options, "hosts");
   Ranks ranks;
   ranks.results = spawn_ranks(options, kProgram,
                               {"problem=padded_free_gpt", "recipe=bf16", "stage=3", "clip=0.1", "steps=" + steps,
-                               "accumulation=" + accumulation, "zero=" + zero});
+                               "accumulation=" + accumulation, "zero=" + zero, "extra=" + extra});
   for (const auto& result : ranks.results) {
     EXPECT_EQ(result.exit_code, 0) << zero << ": " << result.err;
     EXPECT_EQ(hash_in(result), hash_in(ranks.results[0])) << zero;
@@ -316,6 +317,25 @@ TEST(SlowLinks, IntegersCutTheBytesAsTheFormulasSay) {
     EXPECT_NEAR(lossy.loss, exact.loss, 0.05 * exact.loss) << c.zero;
     EXPECT_EQ(hash_in(over_hosts(c.zero, "8").results[0]), hash_in(lossy.results[0])) << c.zero << ": another run";
   }
+}
+
+// Parameters that stay fp32 are not sent as integers, neither are their gradients: where all of them stay so, the bits
+// are those of the exact run.
+TEST(SlowLinks, WhatStaysFp32IsNotQuantized) {
+  const std::string integers = R"(, "zero_quantized_weights": true, "zero_quantized_gradients": true)",
+                    hpz = R"(, "zero_hpz_partition_size": 2)";
+  const auto kept = [](const std::string& pattern) { return R"(, "libzero": {"keep_fp32": ")" + pattern + "\"}"; };
+  const auto exact = over_hosts("", "4", "1", kept("*"));
+  const auto all = over_hosts(integers + hpz, "4", "1", kept("*"));
+  EXPECT_EQ(hash_in(all.results[0]), hash_in(exact.results[0]));
+  const auto bytes = 4 * exact.numel;
+  EXPECT_EQ(exact.across, 2 * bytes / 4 + bytes / 2);
+  EXPECT_EQ(all.across, bytes / 4 + bytes / 2);
+
+  const auto norms = over_hosts("", "4", "1", kept("*norm*")), some = over_hosts(integers, "4", "1", kept("*norm*"));
+  EXPECT_LT(some.across, norms.across);
+  EXPECT_NE(hash_in(some.results[0]), hash_in(norms.results[0]));
+  EXPECT_NEAR(some.loss, norms.loss, 0.05 * norms.loss);
 }
 
 // Kinds of modules, evaluations between steps, and scopes that write.

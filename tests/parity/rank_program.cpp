@@ -1,11 +1,11 @@
 // One rank of a test, as a process: trains a problem, and on request dies, hangs or measures.
 //
 //   rank_program key=value ... [-- key=value ... [-- ...]]     behind each --: one more training, with the first keys
-//   and these problem world recipe stage steps accumulation clip prefetch zero   as in Training fault=kill|exit|sleep
+//   and these problem world recipe stage steps accumulation clip prefetch zero extra   as in Training fault=kill|exit|sleep
 //   at=forward|backward|reduce|step|save  rank=R  step=S scope=1       after the last step a scope of all parameters
 //   that could write and does not kinds=1       every kind of module at every stage (from first=S on): evaluation and a
 //   modifying scope between the steps; prints
-//                 "kind NAME accumulation A stage S hash H" for each; extra=KEYS more of the configuration
+//                 "kind NAME accumulation A stage S hash H" for each
 //   measure=pss   a model of about `million` million parameters; prints ledger and kernel bytes
 //
 // Prints the lines "sent B numel P groups G across A" (bytes of the last step, A of them to other hosts), "hash H" and
@@ -45,6 +45,7 @@ Training training_of(int world) {
   training.clip = std::stod(flag("clip", "0"));
   training.prefetch = number("prefetch", 1) != 0;
   training.zero = flag("zero", "");
+  training.extra = flag("extra", "");
   return training;
 }
 
