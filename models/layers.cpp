@@ -40,12 +40,12 @@ LayerNormImpl::LayerNormImpl(std::int64_t width, double epsilon)
 
 at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
   auto narrowest = x.scalar_type();
-  bool alike = true;
+  bool one_dtype = true;
   for (const at::Tensor& parameter : {weight, bias}) {
-    alike = alike && parameter.scalar_type() == x.scalar_type();
+    one_dtype = one_dtype && parameter.scalar_type() == x.scalar_type();
     if (parameter.dtype().itemsize() < torch::elementSize(narrowest)) narrowest = parameter.scalar_type();
   }
-  if (alike) return torch::nn::LayerNormImpl::forward(x);
+  if (one_dtype) return torch::nn::LayerNormImpl::forward(x);
   const auto wide = [](const at::Tensor& tensor) { return tensor.to(torch::kFloat32); };
   const auto& o = options;
   return torch::layer_norm(wide(x), o.normalized_shape(), wide(weight), wide(bias), o.eps()).to(narrowest);

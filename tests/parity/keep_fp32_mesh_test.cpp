@@ -31,7 +31,7 @@ TEST(KeepFp32Mesh, PartsAndWholeParametersStayFp32) {
   });
 }
 
-// Norms are whole on every rank, beside parts in bf16.
+// Norms are whole on every rank, next to parts in bf16.
 TEST(KeepFp32Mesh, NormsOfAGptStayFp32) {
   mesh::expect_passed({"shm", 4}, [](const auto& comm) {
     mesh::Case c{.model = &mesh::gpt_model(), .recipe = "bf16", .extra = keep("\"*norm*\"")};

@@ -260,8 +260,9 @@ Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   const bool alike = !has_budgets(c.settings) &&
                      (param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
                       c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0);
-  const bool layers_alike = c.settings.keep_fp32.empty() || keeps_alike(parameters_of(c.model), c.settings);
-  if (c.model.layers <= 2 * kLong || !alike || !layers_alike || (c.segments != 0 && c.segments != c.model.layers))
+  const bool layers_keep_the_same = c.settings.keep_fp32.empty() || keeps_the_same(parameters_of(c.model), c.settings);
+  if (c.model.layers <= 2 * kLong || !alike || !layers_keep_the_same ||
+      (c.segments != 0 && c.segments != c.model.layers))
     return needs(c);
   const auto few = needs(shortened(c, kShort)), more = needs(shortened(c, kLong));
   Needs all;

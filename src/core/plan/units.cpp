@@ -42,7 +42,7 @@ std::vector<std::string> unmatched_patterns(const std::vector<Parameter>& parame
   return kept_fp32(parameters, settings).faults;
 }
 
-bool keeps_alike(const std::vector<Parameter>& parameters, const config::Settings& settings) {
+bool keeps_the_same(const std::vector<Parameter>& parameters, const config::Settings& settings) {
   const auto kept = kept_fp32(parameters, settings).kept;
   std::map<std::string, bool> by_name;  // without the path of the layer
   for (std::size_t i = 0; i < parameters.size(); ++i) {

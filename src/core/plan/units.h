@@ -43,7 +43,7 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
 // The patterns of libzero.keep_fp32 that match no parameter, one text each, with names that may have been meant.
 std::vector<std::string> unmatched_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings);
 // Whether all layers of one structure keep the same of their parameters in fp32.
-bool keeps_alike(const std::vector<Parameter>& parameters, const config::Settings& settings);
+bool keeps_the_same(const std::vector<Parameter>& parameters, const config::Settings& settings);
 
 using step::reduce_order;
 

@@ -96,8 +96,8 @@ at::Tensor LayerNormImpl::forward(const at::Tensor& x) {
   auto narrowest = x.scalar_type();
   for (const auto& parameter : {weight, bias})
     if (parameter.dtype().itemsize() < c10::elementSize(narrowest)) narrowest = parameter.scalar_type();
-  const bool alike = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
-  if (alike) return at::layer_norm(x, {options.features}, weight, bias, options.eps);
+  const bool one_dtype = weight.scalar_type() == x.scalar_type() && bias.scalar_type() == x.scalar_type();
+  if (one_dtype) return at::layer_norm(x, {options.features}, weight, bias, options.eps);
   const auto wide = [](const at::Tensor& tensor) { return tensor.to(at::kFloat); };
   return at::layer_norm(wide(x), {options.features}, wide(weight), wide(bias), options.eps).to(narrowest);
 }
