@@ -214,14 +214,17 @@ class KeptFp32:
         given = _block(config, "libzero").get("keep_fp32", [])
         patterns = [given] if isinstance(given, str) else given if isinstance(given, list) else []
         self._tokens = [re.findall(r"\\.|.", str(pattern), re.DOTALL) for pattern in patterns]
+        parts = {"*": ".*", "?": "."}
+        texts = ("".join(parts.get(token, re.escape(token[-1])) for token in tokens) for tokens in self._tokens)
+        self._expressions = [re.compile(text, re.DOTALL) for text in texts]
+
+    def named(self, name: str) -> bool:
+        """[local] Whether it names this parameter."""
+        return any(each.fullmatch(name) for each in self._expressions)
 
     def of(self, module: torch.nn.Module) -> set[int]:
         """[local] The ids of those of a model."""
-        parts = {"*": ".*", "?": "."}
-        texts = ("".join(parts.get(token, re.escape(token[-1])) for token in tokens) for tokens in self._tokens)
-        expressions = [re.compile(text, re.DOTALL) for text in texts]
-        named = module.named_parameters(remove_duplicate=False)
-        return {id(p) for name, p in named if any(each.fullmatch(name) for each in expressions)}
+        return {id(p) for name, p in module.named_parameters(remove_duplicate=False) if self.named(name)}
 
     def may_name(self, end: str) -> bool:
         """[local] Whether a name that ends like this may be one: of a module that others are going to hold."""

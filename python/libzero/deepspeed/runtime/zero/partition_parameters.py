@@ -36,9 +36,8 @@ class Init:
     """Builds a model that stage 3 is going to shard; `with Init(config_dict_or_path=config): model = Net()`.
 
     dtype: that parameters are cast to as soon as their module is made; without it that of the configuration's recipe,
-    and without one they stay as they are. Those that libzero.keep_fp32 may name are left to deepspeed.initialize(),
-    all of them if a pattern ends in *, as a longer name may still follow; a tied parameter that was rounded under the
-    name that it had first is refused there.
+    and without one they stay as they are. Those that libzero.keep_fp32 may name are cast at the end of the `with`, by
+    the names that they have then; what was cast and gets a name of keep_fp32 later is refused by initialize().
     Buffers keep the dtype that their class gives them. enabled: False for nothing. module: a model that was made
     before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
     ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
@@ -76,7 +75,7 @@ class Init:
         settings = {} if given is None else read_config(given)
         self._dtype = dtype or recipe_of(settings)
         self._kept = KeptFp32(settings)
-        self._made: dict[int, tuple[str, torch.nn.Parameter]] = {}  # with their names in the modules made so far
+        self._made: dict[int, tuple[set[str], torch.nn.Parameter]] = {}  # with all names that they have had
         self._hooks: list[Any] = []
         if enabled:
             comm.init_distributed()
@@ -87,29 +86,32 @@ class Init:
                 ranks=(0,),
             )
             if module is not None:
-                self._cast(module.named_parameters())
+                kept = self._kept.of(module)
+                self._cast(p for p in module.parameters() if id(p) not in kept)
                 mark(module.parameters())
 
-    def _cast(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
-        for name, p in named:
-            if self._dtype is None or p.dtype not in _CAST or p.dtype == self._dtype:
-                continue
-            if not self._kept.may_name(name):
+    def _cast(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for p in parameters:
+            if self._dtype is not None and p.dtype in _CAST and p.dtype != self._dtype:
                 mark_rounded(p, self._dtype)
                 p.data = p.data.to(self._dtype)
+
+    def _make(self, name: str, parameter: torch.nn.Parameter) -> None:
+        self._made.setdefault(id(parameter), (set(), parameter))[0].add(name)
 
     def _registered(self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         if parameter is not None:
             mark([parameter])
-            self._made[id(parameter)] = name, parameter
+            self._make(name, parameter)
 
     def _complete(self, module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
         # A module that becomes another's is made. Parameters alone are cast, not by a default dtype: that is the
         # buffers' too, and those of rotary positions have to be exact.
         if child is not None:
-            named = list(child.named_parameters(prefix=name))
-            self._made.update({id(p): (path, p) for path, p in named})
-            self._cast(named)
+            for path, p in child.named_parameters(prefix=name, remove_duplicate=False):
+                self._make(path, p)
+                if not self._kept.may_name(path):
+                    self._cast([p])
 
     def __enter__(self) -> Init:
         if self.enabled:
@@ -124,7 +126,7 @@ class Init:
         if self.enabled:
             self._hooks.pop().remove()
             self._hooks.pop().remove()
-            self._cast(self._made.values())  # of modules that are nobody's
+            self._cast(p for names, p in self._made.values() if not any(self._kept.named(name) for name in names))
             self._made.clear()
 
 
