@@ -60,6 +60,36 @@ def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[st
     compare(observed[case], theirs, case)
 
 
+PORTS = """
+import os
+import deepspeed
+import torch
+from conftest import config, network
+
+engine, *_ = deepspeed.initialize(model=network(), config=config(3))
+other = torch.distributed.new_group([0, 1])  # another device of gloo
+ones = torch.ones(1)
+torch.distributed.all_reduce(ones, group=other)
+assert ones.item() == 2
+engine.backward(engine(torch.ones(4, 8)).sum())
+engine.step()
+paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+mine = {os.readlink(path) for path in paths if os.path.islink(path)}
+for version in ("tcp", "tcp6"):
+    with open(f"/proc/net/{version}") as lines:
+        for line in list(lines)[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                print("listens on", fields[1].split(":")[0], flush=True)
+"""
+
+
+def test_torch_distributed_of_one_host_listens_on_the_loopback(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PORTS)
+    out = under_the_runner(tmp_path, str(tmp_path / "program.py"))
+    assert out.count("listens on 0100007F") == out.count("listens on") >= 3, out  # the store, gloo of two ranks
+
+
 @pytest.mark.nightly
 def test_unit_tests_in_deepspeeds_pattern_pass_on_every_rank(tmp_path: Path) -> None:
     words = ["-q", "-p", "no:cacheprovider", "--confcutdir", str(tmp_path), str(HERE / "deepspeed_unit.py")]

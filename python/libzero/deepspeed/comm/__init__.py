@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -153,8 +154,9 @@ def init_distributed(
     """[collective] Starts torch.distributed over the launcher's ranks, or a world of one without a launcher.
 
     Nothing to do where it is started. dist_backend: "nccl" with GPUs, else "gloo" if not given. auto_mpi_discovery,
-    verbose and config have no effect: docs/cli.md lists the launchers whose variables are read. RuntimeError where
-    dist_init_required is False and torch.distributed is not started.
+    verbose and config have no effect: docs/cli.md lists the launchers whose variables are read. If all ranks are on one
+    host, its store and gloo listen on 127.0.0.1 (but for torchrun's store). RuntimeError where dist_init_required is
+    False and torch.distributed is not started.
     """
     if is_initialized():
         return
@@ -171,7 +173,34 @@ def init_distributed(
         _dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
     os.environ.setdefault("MASTER_PORT", str(distributed_port))
+    if init_method in (None, "env://") and rank < 0 and world_size < 0 and _on_one_host():
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # also of later groups
+        store = _store_on_loopback(rank, world_size, timeout)
+        _dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+        return
     _dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def _on_one_host() -> bool:
+    # torchrun's agent has a store of its own.
+    environ = os.environ
+    return (
+        environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1")
+        and environ.get("RANK", "").isdigit()
+        and environ.get("WORLD_SIZE", "").isdigit()
+        and environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+        and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    )
+
+
+def _store_on_loopback(rank: int, world_size: int, timeout: timedelta) -> Any:
+    # c10d's own rendezvous listens on all interfaces, without a secret.
+    port, fd = int(os.environ["MASTER_PORT"]), None
+    if rank == 0:
+        fd = socket.create_server(("127.0.0.1", port), backlog=world_size).detach()
+    store = _dist.TCPStore  # type: ignore[attr-defined]
+    return store("127.0.0.1", port, world_size, rank == 0, timeout, master_listen_fd=fd)
 
 
 def _end_process_group() -> None:
