@@ -90,6 +90,27 @@ def test_torch_distributed_of_one_host_listens_on_the_loopback(tmp_path: Path) -
     assert out.count("listens on 0100007F") == out.count("listens on") >= 3, out  # the store, gloo of two ranks
 
 
+ENDS = """
+import atexit
+
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+from libzero import deepspeed
+
+engine, *_ = deepspeed.initialize(model=network(), config=config(3))
+engine.backward(engine(torch.ones(4, 8)).sum())
+engine.step()
+for moment in ("before the end", "after it"):
+    print(sorted(open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")))
+    atexit._run_exitfuncs()
+"""
+
+
+def test_no_thread_of_gloo_is_left_at_the_interpreters_end(programs: Programs) -> None:
+    """A thread that frees a tensor then would need the GIL: "terminate called without an active exception"."""
+    during, after = programs.run(ENDS).splitlines()[-2:]
+    assert "gloo" in during and "gloo" not in after, (during, after)
+
+
 @pytest.mark.nightly
 def test_unit_tests_in_deepspeeds_pattern_pass_on_every_rank(tmp_path: Path) -> None:
     words = ["-q", "-p", "no:cacheprovider", "--confcutdir", str(tmp_path), str(HERE / "deepspeed_unit.py")]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import sys
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -162,11 +164,6 @@ def init_distributed(
         return
     if dist_init_required is False:
         raise RuntimeError("cannot use torch.distributed: dist_init_required is False and nobody has started it")
-    # torch.optim imports it with the first optimizer. Then its modules would keep the group in default arguments, and
-    # destroy_process_group() would not end the group's threads.
-    import torch._dynamo  # noqa: F401
-
-    atexit.register(_end_process_group)
     backend = dist_backend or ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if init_method is None and rank < 0 and not Communicator.launched():
         store = _dist.HashStore()  # type: ignore[attr-defined]
@@ -203,10 +200,18 @@ def _store_on_loopback(rank: int, world_size: int, timeout: timedelta) -> Any:
     return store("127.0.0.1", port, world_size, rank == 0, timeout, master_listen_fd=fd)
 
 
+@atexit.register
 def _end_process_group() -> None:
-    # A thread of gloo that still holds a tensor at the interpreter's end would need the GIL, and abort the process.
-    if is_initialized():
-        _dist.destroy_process_group()
+    # Also of a group that the program started. A thread of gloo that still holds a tensor at the interpreter's end
+    # would need the GIL, and abort the process.
+    if not is_initialized():
+        return
+    # Imported after the group was made, it holds the group in default arguments: its threads would not end.
+    functional = sys.modules.get("torch.distributed.nn.functional")
+    for value in vars(functional).values() if functional else ():
+        if isinstance(value, FunctionType) and any(isinstance(one, ProcessGroup) for one in value.__defaults__ or ()):
+            value.__defaults__ = None
+    _dist.destroy_process_group()
 
 
 from libzero.deepspeed.comm import comm  # noqa: E402  # its names are these
