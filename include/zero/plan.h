@@ -101,6 +101,7 @@ struct Plan {
   PlanTraffic traffic;
   PlanWork work;
   PlanTime time;
+  std::vector<std::string> notices;  // where the plan may differ from a run, in sentences
 };
 
 // Memory, traffic and time of `options` on this machine. Throws ConfigError.

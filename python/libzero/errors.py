@@ -3,6 +3,8 @@
 import sys
 from types import TracebackType
 
+from libzero import _native
+
 
 class ConfigError(ValueError):
     """An error that the user can fix: a configuration, an unsupported model, a call in the wrong order."""
@@ -31,13 +33,16 @@ class InternalError(RuntimeError):
 
 
 def end_with_documented_codes() -> None:
-    """An error of libzero that nobody catches ends the program with its code (docs/cli.md), not with Python's 1."""
+    """An error of libzero that nobody catches ends the program with its code (docs/cli.md), not with Python's 1.
+
+    The hook returns: torch.distributed wraps it in one of its own, which shows nothing after a SystemExit.
+    """
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         shown(kind, error, trace)
         # At a prompt the session continues.
         if isinstance(error, ConfigError | CommError | IoError | InternalError) and not hasattr(sys, "ps1"):
-            raise SystemExit(error.code)
+            _native.end_with(error.code)
 
     sys.excepthook = hook

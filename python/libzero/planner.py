@@ -41,6 +41,8 @@ class Plan:
     """0: no profile was given"""
     bound: str
     """"compute", "network", "PCIe", "disk", "update"; empty: unknown"""
+    notices: tuple[str, ...]
+    """where the plan may differ from a run, in sentences"""
 
     @classmethod
     def _of(cls, plan: _native.Plan) -> Plan:
@@ -60,6 +62,7 @@ class Plan:
             volume=plan.volume,
             step_s=plan.step_s,
             bound=plan.bound,
+            notices=tuple(plan.notices),
         )
 
 

@@ -88,6 +88,7 @@ struct Mirror {
   const py::object is_lazy = py::module_::import("torch.nn.parameter").attr("is_lazy");
   // A module that is registered twice is mirrored once.
   std::unordered_map<PyObject*, std::shared_ptr<torch::nn::Module>> made;
+  std::unordered_set<PyObject*> open;  // whose children are being mirrored
 
   std::shared_ptr<torch::nn::Module> of(const py::object& module, const std::string& path) {
     if (const auto it = made.find(module.ptr()); it != made.end()) return it->second;
@@ -102,6 +103,7 @@ struct Mirror {
       out = std::make_shared<Node>();
     }
     made.emplace(module.ptr(), out);
+    open.insert(module.ptr());
     for (const auto& [name, value] : module.attr("_parameters").cast<py::dict>()) {
       if (value.is_none()) continue;
       const auto text = name.cast<std::string>();
@@ -118,8 +120,13 @@ struct Mirror {
     for (const auto& [name, value] : module.attr("_modules").cast<py::dict>()) {
       if (value.is_none()) continue;
       const auto text = name.cast<std::string>();
+      if (open.contains(value.ptr()))
+        throw zero::ConfigError("[Engine] the module " + path + text +
+                                " is one that holds it, expected a tree: state_dict(), train() and to() of torch never "
+                                "end on it. Hint: keep it as a weakref.ref.");
       out->register_module(text, of(py::reinterpret_borrow<py::object>(value), path + text + "."));
     }
+    open.erase(module.ptr());
     return out;
   }
 };

@@ -86,6 +86,7 @@ void bind_plan(py::module_& module) {
       .def_readonly("refusal", &Plan::refusal)
       .def_readonly("largest_micro_batch", &Plan::largest_micro_batch)
       .def_readonly("largest_model", &Plan::largest_model)
+      .def_readonly("notices", &Plan::notices)
       .def_property_readonly("bytes_sent", [](const Plan& self) { return self.traffic.sent(); })
       .def_property_readonly("volume", [](const Plan& self) { return self.traffic.volume; })
       .def_property_readonly("step_s", [](const Plan& self) { return self.time.step; })

@@ -190,6 +190,13 @@ def test_a_mistake_is_refused_on_every_rank(text: str) -> None:
         assert re.search(pattern, message), message
 
 
+def test_a_module_that_holds_itself_is_named() -> None:
+    model = network()
+    model[2].parent = model
+    with pytest.raises(libzero.ConfigError, match=r"the module 2\.parent is one that holds it, expected a tree"):
+        libzero.Engine(model, config())
+
+
 def test_weights_tied_after_the_engine_was_made_reach_no_file(tmp_path: Path) -> None:
     engine = libzero.Engine(network(), config(1))
     own = engine.module[2].bias  # type: ignore[index]

@@ -341,7 +341,8 @@ void files(std::vector<Item>& items, const std::string& folder) {
   }
   items.push_back(std::move(temp));
 
-  limit(items, "open files", RLIMIT_NOFILE, false, 1024, "zero run needs about 5 a rank: ulimit -n 4096");
+  limit(items, "open files", RLIMIT_NOFILE, false, 1024,
+        "a rank opens up to 3 for each rank of its run, and its files: ulimit -n 4096");
   limit(items, "locked memory", RLIMIT_MEMLOCK, true, 64 * kMiB,
         "registered I/O buffers stay small: ulimit -l unlimited, or memlock in /etc/security/limits.conf");
 }

@@ -10,6 +10,7 @@
 #include <zero/plan.h>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"
@@ -294,7 +295,7 @@ int explain(int argc, char** argv) {
   const auto model = model_of(request, options);
   const auto batch = config::resolve_batch(options, world);
 
-  planning::check_patterns(model, settings);
+  for (const auto& notice : planning::check_patterns(model, settings)) base::log(LogLevel::Warning, notice);
   planning::ScheduleInput input;
   input.parameters = planning::parts_of(model, settings);
   const auto segments = planning::segments_of(options, model.layers);

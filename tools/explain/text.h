@@ -39,10 +39,6 @@ std::string live_text(const planning::Schedule& schedule, const Activations& act
 Json explain_json(const planning::Schedule& schedule, const Explained& what);
 Json live_json(const planning::Schedule& schedule, const LiveRun& run, const std::string& difference);
 
-// "blocks.0 to blocks.3, root": units in order, with consecutive numbers joined. Those with a mark, "blocks.0 (fp32)",
-// are listed apart.
-std::string joined_units(const std::vector<std::string>& units);
-
 // Bytes that each rank sends in the step that is shown, and the papers' figure for it: 2 or 3 times P bytes of
 // parameters without padding, of which a rank of N sends (N-1)/N.
 struct VolumeLine {

@@ -8,6 +8,7 @@
 #include <zero/config_tools.h>
 #include <zero/errors.h>
 
+#include "base/log.h"
 #include "config/settings.h"
 #include "plan/formulas.h"
 #include "plan/model.h"
@@ -447,6 +448,8 @@ int zero_plan(int argc, char** argv) {
   const int best = cheapest(plans);
   std::optional<Plan> configured;
   if (question.from_file) configured = plan(question.model, question.options, question.machine);
+  if (!plans.empty())
+    for (const auto& notice : plans.front().notices) base::log(LogLevel::Warning, notice);
   std::string config;
   if (best >= 0)
     config = plan_config(question.model, question.options, plans[static_cast<std::size_t>(best)], arguments.nvme_path);

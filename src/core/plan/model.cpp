@@ -9,7 +9,6 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "sharding/expert_capacity.h"
 
 namespace zero {
@@ -267,19 +266,18 @@ std::vector<Parameter> parameters_of(const PlanModel& model) {
   return all;
 }
 
-void check_patterns(const PlanModel& model, const config::Settings& settings) {
-  if (settings.keep_fp32.empty()) return;
+std::vector<std::string> check_patterns(const PlanModel& model, const config::Settings& settings) {
+  std::vector<std::string> notices;
+  if (settings.keep_fp32.empty()) return notices;
   std::string faults;
   for (const auto& fault : unmatched_patterns(parameters_of(model), settings)) {
     faults += "\n  " + fault;
-    if (model.kind != Kind::Gpt)
-      base::log(LogLevel::Warning,
-                "[plan] " + fault +
-                    ". These are the plan's own names: what the pattern names in a run is counted in "
-                    "16 bits.");
+    notices.push_back("[plan] " + fault +
+                      ". These are the plan's own names: what the pattern names in a run is counted in 16 bits.");
   }
   if (model.kind == Kind::Gpt && !faults.empty())
     throw ConfigError("[plan] the configuration does not fit the model:" + faults);
+  return notices;
 }
 
 bool has_experts(const PlanModel& model, std::int64_t layer) {

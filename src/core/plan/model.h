@@ -12,9 +12,9 @@ namespace zero::planning {
 
 std::vector<Parameter> parameters_of(const PlanModel& model);
 // Checks the patterns of libzero.keep_fp32, for the planned model only; the search also tries models of other sizes.
-// Throws ConfigError for one that matches no parameter of a GPT. Names of other models are the planner's own: a notice
-// says that the plan counts parameters with such a pattern in 16 bits.
-void check_patterns(const PlanModel& model, const config::Settings& settings);
+// Throws ConfigError for one that matches no parameter of a GPT. Names of other models are the planner's own: returns a
+// notice for each pattern that matches none of them.
+std::vector<std::string> check_patterns(const PlanModel& model, const config::Settings& settings);
 // Whether a layer of the model, counted from 0, has experts; how many have some.
 bool has_experts(const PlanModel& model, std::int64_t layer);
 std::int64_t expert_layers(const PlanModel& model);

@@ -13,7 +13,6 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
-#include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "plan/dry_run.h"
@@ -36,6 +35,7 @@ struct Candidate {
   config::Settings settings;
   step::PlacementFreedom freedom;
   std::int64_t micro = 1, accumulation = 1, segments = 0;
+  std::vector<std::string> notices = {};
 
   int tensor() const { return settings.mesh.tensor; }
 };
@@ -424,15 +424,16 @@ void find_largest(const Candidate& c, const PlanMachine& machine, Plan& plan) {
 }
 
 // The largest model is searched among those of a number of parameters.
-void tell_patterns_of_search(const PlanModel& model, const config::Settings& settings) {
+void note_patterns_of_search(const PlanModel& model, const config::Settings& settings,
+                             std::vector<std::string>& notices) {
   if (settings.keep_fp32.empty() || model.kind == PlanModel::Kind::Count) return;
   const auto tried = parameters_of(PlanModel::of_count(std::max(1e6, static_cast<double>(model.num_parameters()))));
   auto one = settings;
   for (const auto& pattern : settings.keep_fp32) {
     one.keep_fp32 = {pattern};
     if (!unmatched_patterns(parameters_of(model), one).empty() || unmatched_patterns(tried, one).empty()) continue;
-    base::log(LogLevel::Warning, "[plan] the search for the largest model counts what libzero.keep_fp32 \"" + pattern +
-                                     "\" names in 16 bits: its models have no such names.");
+    notices.push_back("[plan] the search for the largest model counts what libzero.keep_fp32 \"" + pattern +
+                      "\" names in 16 bits: its models have no such names.");
   }
 }
 
@@ -452,7 +453,6 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
                                  " experts. Hint: choose another --ep-world-size or --world."));
   const auto batch = config::resolve_batch(options, machine.world());
   const auto& settings = options.settings();
-  check_patterns(model, settings);
   Candidate candidate{
       .model = model,
       .settings = settings,
@@ -460,8 +460,9 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
                                          [&](const char* key) { return options.document().is_set(key); }),
       .micro = batch.micro,
       .accumulation = batch.accumulation,
-      .segments = segments_of(options, model.layers)};
-  if (limited(candidate, machine)) tell_patterns_of_search(model, settings);
+      .segments = segments_of(options, model.layers),
+      .notices = check_patterns(model, settings)};
+  if (limited(candidate, machine)) note_patterns_of_search(model, settings, candidate.notices);
   return candidate;
 }
 
@@ -470,6 +471,7 @@ Candidate candidate_of(const PlanModel& model, const Options& options, const Pla
 Plan plan(const PlanModel& model, const Options& options, const PlanMachine& machine) {
   const auto candidate = candidate_of(model, options, machine);
   auto result = evaluate(candidate, cut(candidate, machine), machine);
+  result.notices = candidate.notices;
   find_largest(candidate, machine, result);
   return result;
 }
@@ -500,6 +502,7 @@ std::vector<Plan> plan_all(const PlanModel& model, const Options& options, const
         auto& units = cuts[stage == 3];
         if (!units) units = cut(c, machine);
         all.push_back(evaluate(c, *units, machine));
+        all.back().notices = base.notices;
         find_largest(c, machine, all.back());
       }
     }
