@@ -257,7 +257,8 @@ PARTS = """
 """
 
 
-@pytest.mark.parametrize("stages", [(3,), nightly((0, 1, 2))])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stages", [(3,), (0, 1, 2)])
 def test_one_block_compiled_with_a_break_and_a_second_shape(stages: tuple[int, ...], programs: Programs) -> None:
     """Between blocks that are not; one branch depends on the data."""
     assert programs.ranks(PARTS.replace("STAGES", str(stages))).count("compiled at stage") == 2 * len(stages)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, network, under_the_runner
+from conftest import Programs, batch, config, network, nightly, under_the_runner
 
 import libzero
 import libzero.deepspeed as deepspeed
@@ -648,7 +648,7 @@ def test_ranks_that_differ_are_told_the_calls_of_the_program(programs: Programs)
     assert "got different calls" in out and "[Engine::save_checkpoint] " in out, out
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [nightly(0), 3])
 def test_the_error_of_endless_overflow_names_the_rank_whose_loss_it_was(programs: Programs, stage: int) -> None:
     out = programs.ranks(
         f"""

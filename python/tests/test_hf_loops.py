@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, config, nightly, under_the_runner
+from conftest import Programs, config, under_the_runner
 from test_loops import RANKS, by_engine, by_loop, every_stage, mean_of, require_close, require_moved
 
 import libzero
@@ -109,7 +109,8 @@ def of_deepspeed(programs: Programs, text: str, *words: str) -> str:
     return under_the_runner(programs.folder, str(path), *words)
 
 
-@pytest.mark.parametrize(("transport", "stages"), [("", (3,)), nightly("", (0, 1, 2)), nightly("gloo", range(4))])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("transport", "stages"), [("", (3,)), ("", (0, 1, 2)), ("gloo", range(4))])
 def test_processes_generate_between_steps(
     transport: str, stages: Sequence[int], programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, nightly
+from conftest import Programs
 from test_mesh import SPECS, Block, settings
 from torch.utils.checkpoint import checkpoint
 
@@ -90,7 +90,8 @@ def test_checkpointed_segments(stage: int, use_reentrant: bool) -> None:
     compare(blocks, settings(stage, **PLAN), loss_of)
 
 
-@pytest.mark.parametrize("stage", [nightly(0), 3])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", [0, 3])
 def test_checkpointed_segments_draw_again_what_they_drew(stage: int, programs: Programs) -> None:
     """Processes: threads share the generator. Dropout lies between a column and a row layer, and outside."""
     out = programs.ranks(

@@ -479,7 +479,7 @@ def test_a_save_during_a_step_of_the_other_rank_leaves_no_checkpoint(stage: int,
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".tmp")]
 
 
-@pytest.mark.parametrize("stage", [0, nightly(1), nightly(2), 3])
+@pytest.mark.parametrize("stage", [nightly(0), nightly(1), nightly(2), 3])
 def test_a_rank_that_leaves_before_the_others_is_named(programs: Programs, stage: int) -> None:
     out = programs.ranks(
         f"""

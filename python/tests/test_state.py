@@ -179,7 +179,8 @@ def test_rates_stay_where_a_load_leaves_them(tmp_path: Path) -> None:
     assert engine.optimizer.param_groups[0]["lr"] == 0.1
 
 
-@pytest.mark.parametrize("kept", [False, nightly(True)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("kept", [False, True])
 def test_restarts_have_the_rates_of_a_run_that_never_failed(kept: bool, programs: Programs, tmp_path: Path) -> None:
     """From checkpoints, and from kept snapshots."""
     text = f"""

@@ -3,8 +3,8 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
+#include <sstream>
 
 #include "fuzz/targets.h"
 #include "support/nightly.h"
@@ -17,7 +17,9 @@ class Corpus : public testing::TestWithParam<FuzzTarget> {};
 
 std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream text;
+  text << in.rdbuf();  // by blocks, not characters
+  return text.str();
 }
 
 TEST_P(Corpus, IsReadWithoutAFault) {

@@ -54,7 +54,7 @@ at::Tensor data_of(std::uint64_t key, int rank, std::int64_t numel, at::ScalarTy
   if (dtype == at::kByte || dtype == at::kLong || dtype == at::kDouble) {
     auto data = at::empty({numel}, dtype);
     auto* bytes = static_cast<unsigned char*>(data.mutable_data_ptr());
-    for (std::size_t i = 0; i < data.nbytes(); ++i) bytes[i] = static_cast<unsigned char>(bits() >> 32);
+    for (std::size_t i = 0, n = data.nbytes(); i < n; ++i) bytes[i] = static_cast<unsigned char>(bits() >> 32);
     return data;
   }
   auto data = at::empty({numel}, at::kFloat);

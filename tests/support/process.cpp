@@ -134,7 +134,9 @@ Ended run_to_end(Process::Settings settings, double seconds) {
 
 std::string slurp(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
+  std::ostringstream text;
+  text << in.rdbuf();  // by blocks, not characters
+  return text.str();
 }
 
 std::vector<std::string> lines(const std::string& text, const std::string& except) {

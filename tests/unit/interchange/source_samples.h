@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <iterator>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -23,7 +23,9 @@ inline std::string golden(const std::string& name) {
 inline std::string bytes_of_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   EXPECT_TRUE(in) << path;
-  return {std::istreambuf_iterator<char>(in), {}};
+  std::ostringstream text;
+  text << in.rdbuf();  // by blocks, not characters
+  return text.str();
 }
 
 inline std::string key_of(const interchange::SourceTensor& tensor) { return tensor.kind + "/" + tensor.name; }
