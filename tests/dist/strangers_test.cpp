@@ -22,57 +22,14 @@
 #include <vector>
 
 #include "comm/bootstrap/c10d_rendezvous.h"
-#include "comm/group.h"
 #include "net/secret.h"
 #include "net/socket.h"
-#include "support/shm_ranks.h"
+#include "support/strangers.h"
 
 namespace zero::test::strangers_test {
 namespace {
 
 using namespace std::chrono_literals;
-using Identity = net::ProcessInfo;
-
-int free_port() {
-  net::MeetingPoint point{"", "127.0.0.1", 0};
-  net::listen_at(point);
-  return point.port;
-}
-
-// With a port, every rank counts as a host.
-Identity member(const std::string& run, int rank, int size, int port = 0) {
-  auto identity = identity_of(run, rank, size);
-  identity.secret = "the secret of this run";
-  if (port != 0) identity.local_rank = 0, identity.local_size = 1, identity.master_addr = "127.0.0.1";
-  identity.master_port = port;
-  return identity;
-}
-
-Comm open(const std::string& transport, const Identity& identity, std::chrono::milliseconds limit = 30s) {
-  at::set_num_threads(1);
-  return comm::make_communicator(transport == "shm" ? comm::make_shm(identity, limit)
-                                                    : comm::make_gloo(identity, limit));
-}
-
-// Every rank's data reach every other one.
-void exchange(const Comm& comm) {
-  const auto all = comm->all_gather_bytes("of rank " + std::to_string(comm->rank()));
-  for (int r = 0; r < comm->size(); ++r)
-    require(all.at(static_cast<std::size_t>(r)) == "of rank " + std::to_string(r), "another rank's data");
-}
-
-// What processes of one test tell each other.
-struct Board {
-  std::atomic<pid_t> pids[8];
-  std::atomic<int> marks, wins;
-  static Board& fresh() {
-    void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    return *new (memory) Board();
-  }
-  void wait_for(int count) const {
-    while (marks < count) std::this_thread::sleep_for(1ms);
-  }
-};
 
 std::set<std::string> sockets_of(pid_t pid) {
   std::set<std::string> inodes;
@@ -108,7 +65,7 @@ TEST(Strangers, CannotEndARankByConnectionsAndFindNoPortAfterTheStart) {
   for (const bool hosts : {false, true}) {
     auto& board = Board::fresh();
     const auto run = fresh_run_id();
-    const int port = hosts ? free_port() : 0;
+    const int port = hosts ? unused_port() : 0;
     const auto ends = fork_ranks(3, [&](int rank) {
       if (rank < 2) {
         rlimit few{};
@@ -117,7 +74,7 @@ TEST(Strangers, CannotEndARankByConnectionsAndFindNoPortAfterTheStart) {
         ::setrlimit(RLIMIT_NOFILE, &few);
         board.pids[rank] = ::getpid();
         board.wait_for(1);
-        const auto comm = open("gloo", member(run, rank, 2, port));
+        const auto comm = open_comm("gloo", member(run, rank, 2, port));
         exchange(comm);
         require(ports_of(::getpid()).empty(), "a port is open after the start");
         board.marks++;
@@ -146,6 +103,33 @@ TEST(Strangers, CannotEndARankByConnectionsAndFindNoPortAfterTheStart) {
       std::printf("%zu connections held, ports seen: %zu\n", held.size(), seen.size());
     });
     EXPECT_EQ(errors_of(ends), "");
+  }
+}
+
+// The flood shows it over gloo. Groups of some ranks open no port either.
+TEST(Ports, AreClosedAfterTheStartOverEveryTransport) {
+  for (const std::string transport : {"shm", "shm+gloo"}) {
+    const auto run = fresh_run_id();
+    const bool hosts = transport == "shm+gloo";
+    const int port = hosts ? unused_port() : 0;
+    const auto ends = fork_ranks(4, [&](int rank) {
+      auto identity = member(run, rank, 4, port);
+      if (hosts) identity.local_rank = rank % 2, identity.local_size = 2;
+      {
+        net::MeetingPoint own{"", "127.0.0.1", 0};
+        const auto listener = net::listen_at(own);
+        require(ports_of(::getpid()) == std::vector<int>{own.port}, "a port is not seen");
+      }
+      const auto comm = open_comm(transport, identity);
+      require(comm->transport() == transport, comm->transport());
+      exchange(comm);
+      require(ports_of(::getpid()).empty(), "a port is open after the start");
+      const auto half = comm->split(rank % 2, rank);
+      exchange(half);
+      require(ports_of(::getpid()).empty(), "a port is open after a split");
+      exchange(comm);
+    });
+    EXPECT_EQ(errors_of(ends), "") << transport;
   }
 }
 
@@ -209,7 +193,7 @@ TEST(Strangers, InAPeersPlaceEndTheStartAndNoByteOfThemIsUsed) {
       while (board.pids[1 - rank] == 0) std::this_thread::sleep_for(1ms);
       std::this_thread::sleep_for(20ms);
       try {
-        const auto comm = open("gloo", member(run, rank, 2), 6s);
+        const auto comm = open_comm("gloo", member(run, rank, 2), 6s);
         exchange(comm);
         board.marks++;
       } catch (const CommError& error) {
@@ -227,52 +211,60 @@ TEST(Strangers, InAPeersPlaceEndTheStartAndNoByteOfThemIsUsed) {
 }
 
 // ---- the meeting of all ranks ----
+// Where rank 0 listens: TCP with a port, else the unix socket of one host.
+net::MeetingPoint meeting_of(const std::string& run, int port) {
+  return port != 0 ? net::MeetingPoint{"", "127.0.0.1", port}
+                   : net::local_meeting_point(net::key_of(member(run, 0, 2)));
+}
+
 TEST(Strangers, WhoPretendToBeRankZeroLearnNothingAndAreNotBelieved) {
-  auto& board = Board::fresh();
-  const auto run = fresh_run_id();
-  const int port = free_port();
-  const auto ends = fork_ranks(3, [&](int rank) {
-    if (rank == 2) {
-      net::MeetingPoint point{"", "127.0.0.1", port};
-      bool full = false;
-      auto listener = net::listen_at(point);
-      board.marks++;
-      base::Descriptor victim;
-      while (!(victim = net::accept_from(listener, &full))) std::this_thread::sleep_for(1ms);
-      std::this_thread::sleep_for(300ms);
-      char bytes[4096];
-      const auto got = ::recv(victim.get(), bytes, sizeof bytes, MSG_DONTWAIT);
-      const std::string hello(bytes, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
-      require(!hello.empty() && !contains(hello, "secret"), "the secret was sent");
-      for (const auto& frame : {net::encode('W', 0, std::string(32, 'x') + "127.0.0.1"),
-                                net::encode('C', 0, std::string(64, 'x')), net::encode('X', 0, "0 \x1b[2Jforged")})
-        ::send(victim.get(), frame.data(), frame.size(), MSG_NOSIGNAL);
-      std::this_thread::sleep_for(100ms);
-      listener.close();
-      victim.close();
-      board.marks++;
-      return;
-    }
-    board.wait_for(rank == 0 ? 2 : 1);
-    exchange(open("gloo", member(run, rank, 2, port)));
-  });
-  EXPECT_EQ(errors_of(ends), "");
+  for (const bool hosts : {false, true}) {
+    auto& board = Board::fresh();
+    const auto run = fresh_run_id();
+    const int port = hosts ? unused_port() : 0;
+    const auto ends = fork_ranks(3, [&](int rank) {
+      if (rank == 2) {
+        auto point = meeting_of(run, port);
+        bool full = false;
+        auto listener = net::listen_at(point);
+        board.marks++;
+        base::Descriptor victim;
+        while (!(victim = net::accept_from(listener, &full))) std::this_thread::sleep_for(1ms);
+        std::this_thread::sleep_for(300ms);
+        char bytes[4096];
+        const auto got = ::recv(victim.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+        const std::string hello(bytes, static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+        require(!hello.empty() && !contains(hello, "secret") && !contains(hello, run), "the secret or the id was sent");
+        for (const auto& frame : {net::encode('W', 0, std::string(32, 'x') + "127.0.0.1"),
+                                  net::encode('C', 0, std::string(64, 'x')), net::encode('X', 0, "0 \x1b[2Jforged")})
+          ::send(victim.get(), frame.data(), frame.size(), MSG_NOSIGNAL);
+        std::this_thread::sleep_for(100ms);
+        listener.close();
+        victim.close();
+        board.marks++;
+        return;
+      }
+      board.wait_for(rank == 0 ? 2 : 1);
+      exchange(open_comm("gloo", member(run, rank, 2, port)));
+    });
+    EXPECT_EQ(errors_of(ends), "") << (hosts ? "TCP" : "unix");
+  }
 }
 
 TEST(Strangers, AFakeRankZeroThatStaysIsNamedInTheError) {
   auto& board = Board::fresh();
   const auto run = fresh_run_id();
-  const int port = free_port();
+  const int port = unused_port();
   const auto ends = fork_ranks(2, [&](int rank) {
     if (rank == 1) {
       board.wait_for(1);
-      open("gloo", member(run, 1, 2, port), 2s);
+      open_comm("gloo", member(run, 1, 2, port), 2s);
       return;
     }
     auto identity = member(run, 0, 2, port);
     identity.secret = "another";
     board.marks++;
-    open("gloo", identity, 3s);
+    open_comm("gloo", identity, 3s);
   });
   EXPECT_TRUE(contains(ends[1].error, "did not prove the run's secret")) << ends[1].error;
   EXPECT_TRUE(contains(ends[1].error, "ZERO_TOKEN")) << ends[1].error;
@@ -304,7 +296,7 @@ TEST(Strangers, CannotJoinTheMeetingWithoutTheSecret) {
   for (const bool hosts : {false, true}) {
     auto& board = Board::fresh();
     const auto run = fresh_run_id();
-    const int port = hosts ? free_port() : 0;
+    const int port = hosts ? unused_port() : 0;
     const auto ends = fork_ranks(3, [&](int rank) {
       if (rank == 2) {
         const auto point =
@@ -316,18 +308,11 @@ TEST(Strangers, CannotJoinTheMeetingWithoutTheSecret) {
         return;
       }
       if (rank == 1) board.wait_for(1);
-      exchange(open("gloo", member(run, rank, 2, port)));
+      exchange(open_comm("gloo", member(run, rank, 2, port)));
     });
     EXPECT_EQ(errors_of(ends), "");
   }
 }
-
-// As shm/rendezvous.cpp has it.
-struct ShmMessage {
-  std::uint64_t magic = 0x7a65726f2d736d33;
-  std::int32_t kind = 0, rank = 1, size = 2, pid = 0;
-  char nonce[32] = {}, proof[32] = {}, text[448] = {};
-};
 
 TEST(Strangers, CannotJoinSharedMemoryWithoutTheSecret) {
   auto& board = Board::fresh();
@@ -346,22 +331,13 @@ TEST(Strangers, CannotJoinSharedMemoryWithoutTheSecret) {
       message.kind = 2;
       std::memcpy(message.proof, answer.proof, sizeof message.proof);
       const base::Descriptor memory(static_cast<int>(::memfd_create("stranger", MFD_CLOEXEC)));
-      iovec data{&message, sizeof message};
-      alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-      msghdr header{};
-      header.msg_iov = &data, header.msg_iovlen = 1;
-      header.msg_control = control, header.msg_controllen = sizeof control;
-      cmsghdr* rights = CMSG_FIRSTHDR(&header);
-      rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS, rights->cmsg_len = CMSG_LEN(sizeof(int));
-      const int number = memory.get();
-      std::memcpy(CMSG_DATA(rights), &number, sizeof number);
-      ::sendmsg(fd.get(), &header, MSG_NOSIGNAL);
+      send_memory(fd.get(), message, memory.get());
       require(::recv(fd.get(), &answer, sizeof answer, 0) <= 0, "rank 0 has answered a process without the secret");
       board.marks++;
       return;
     }
     if (rank == 1) board.wait_for(1);
-    exchange(open("shm", member(run, rank, 2)));
+    exchange(open_comm("shm", member(run, rank, 2)));
   });
   EXPECT_EQ(errors_of(ends), "");
 }
@@ -385,7 +361,7 @@ TEST(Strangers, OfAnotherUserWhoHoldTheNameAreNamed) {
       }
       board.wait_for(1);
       try {
-        open(transport, identity, 5s);
+        open_comm(transport, identity, 5s);
       } catch (...) {
         board.marks++;
         throw;
@@ -419,7 +395,7 @@ TEST(Strangers, WhoHoldTheNameAndTakeNoConnectionAreNotWaitedForWithoutLimit) {
       }
       board.wait_for(1);
       try {
-        open(transport, identity, 1s);
+        open_comm(transport, identity, 1s);
       } catch (...) {
         board.marks++;
         throw;
@@ -457,7 +433,7 @@ TEST(Descriptors, TooFewForTheRanksEndTheStartInWords) {
     const auto run = fresh_run_id();
     const auto ends = fork_ranks(2, [&](int rank) {
       if (rank == 0) limit_descriptors(16);
-      open(transport, member(run, rank, 2), 4s);
+      open_comm(transport, member(run, rank, 2), 4s);
     });
     EXPECT_TRUE(contains(ends[0].error, "file descriptors") && contains(ends[0].error, "ulimit -Hn"))
         << transport << ": " << ends[0].error;
@@ -483,7 +459,7 @@ TEST(Descriptors, MissingForAPeersMemoryAreSaid) {
     } else {
       board.wait_for(1);
     }
-    open("shm", member(run, rank, 2), 20s);
+    open_comm("shm", member(run, rank, 2), 20s);
   });
   for (const auto& end : ends) {
     EXPECT_TRUE(contains(end.error, "rank 0 has no file descriptor left")) << end.error;
