@@ -44,7 +44,7 @@ struct Message {
   Kind kind = Kind::Greeting;
   std::int32_t rank = 0, size = 0, pid = 0;
   char nonce[net::kProofBytes] = {}, proof[net::kProofBytes] = {};
-  char text[448] = {};  // Greeting: the run id; Refusal: the reason
+  char text[448] = {};  // Refusal: the reason
 };
 
 void put(char (&to)[net::kProofBytes], const std::string& bytes) { std::memcpy(to, bytes.data(), sizeof to); }
@@ -275,7 +275,6 @@ class Meeting {
     greeting.rank = identity_.rank;
     greeting.size = identity_.size;
     put(greeting.nonce, handshake_.asked);
-    set_text(greeting, identity_.run_id);
     if (!send_message(socket, greeting, nullptr, 0)) return false;
     if (!readable(socket, Clock::now() + timeout_ + kGrace)) {
       trouble_ = base::join("the process that has the socket of this run, pid ", owner.pid, ", did not answer within ",
