@@ -360,6 +360,11 @@ class Engine:
         named = self._original.named_parameters()
         return {name: self._sizes[name] for name, p in named if p.shape != self._sizes.get(name, p.shape)}
 
+    def _parts_among(self, parameters: Iterable[torch.nn.Parameter]) -> list[str]:
+        """[local] The names of those that are cut, or are of experts that are divided over ranks."""
+        parts = self._cut_parameters().keys() | self._divided
+        return sorted({self._name(p) for p in parameters} & parts)
+
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
         return self._native.full_state_dict()

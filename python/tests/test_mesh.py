@@ -173,7 +173,7 @@ def test_an_operator_that_parts_do_not_support() -> None:
     libzero.run_ranks(2, body)
 
 
-def test_samples_of_deepspeeds_engine_count_data_parallel_ranks(programs: Programs) -> None:
+def test_samples_and_writers_of_deepspeeds_engine_are_data_parallel(programs: Programs) -> None:
     programs.ranks(
         """
         import libzero.deepspeed as deepspeed
@@ -199,6 +199,29 @@ def test_samples_of_deepspeeds_engine_count_data_parallel_ranks(programs: Progra
             engine.backward(engine(x).square().mean())
             engine.step()
         assert (engine.global_steps, engine.global_samples) == (2, 16), (engine.global_steps, engine.global_samples)
+
+        # A rank that writes gives no other rank its own part.
+        gathered, rank = deepspeed.zero.GatheredParameters, torch.distributed.get_rank()
+        for stage in (0, 3):
+            model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+            block = {**settings, "zero_optimization": {"stage": stage}}
+            engine, _, _, _ = deepspeed.initialize(model=model, config=block)
+            cut, bias = model[0].weight, model[2].bias
+            before = engine._engine.state_dict()
+            try:
+                with gathered([cut, bias], modifier_rank=1), torch.no_grad():
+                    raise AssertionError("a part may be sent to ranks with another one")
+            except libzero.ConfigError as error:
+                assert "got modifier_rank=1 for 0.weight, of which ranks have different parts" in str(error), error
+            for name, value in engine._engine.state_dict().items():
+                assert torch.equal(value, before[name]), name
+            with gathered(bias, modifier_rank=1), torch.no_grad():
+                bias.fill_(rank)
+            with gathered(cut, modifier_rank=0), torch.no_grad():
+                cut.fill_(rank)
+            state = engine._engine.state_dict()
+            assert state["2.bias"].tolist() == [1.0, 1.0], (stage, state["2.bias"])
+            assert state["0.weight"].tolist() == [[0.0] * 4] * 4 + [[1.0] * 4] * 4, (stage, state["0.weight"])
         """,
         ranks=4,
     )

@@ -17,6 +17,7 @@ from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.runtime.config import KeptFp32, read_config, recipe_of
 from libzero.deepspeed.utils.logging import log_dist_once
 from libzero.engine import Engine, engine_of
+from libzero.errors import ConfigError
 
 __all__ = [
     "GatheredParameters",
@@ -135,6 +136,8 @@ class GatheredParameters:
 
     params: one parameter or several, whose whole units are gathered. modifier_rank: that rank may write them in place
     under torch.no_grad(), and all ranks have its values afterwards; None: read only. enabled: False for nothing.
+    With tensor or expert parallelism a parameter of which ranks have different parts is written by the first rank with
+    each part: modifier_rank is 0, another one is a ConfigError.
     Below stage 3 modifier_rank does the same to parameters that an engine holds; without it nothing happens there.
     Before deepspeed.initialize() parameters are whole anyway, and modifier_rank's values are sent at the end.
     """
@@ -162,8 +165,22 @@ class GatheredParameters:
             else:
                 held.setdefault(engine, []).append(p)
         for engine, mine in held.items():
+            self._expect_whole(engine, mine)
+        for engine, mine in held.items():
             self._scopes.enter_context(engine.gathered_parameters(mine, modify=self.modifier_rank is not None))
         self._say(ZeroParamStatus.AVAILABLE)
+
+    def _expect_whole(self, engine: Engine, mine: list[torch.nn.Parameter]) -> None:
+        # Every rank would get that rank's part, also those that have another one.
+        if not self.modifier_rank:
+            return
+        parts = engine._parts_among(mine)
+        if parts:
+            raise ConfigError(
+                f"[GatheredParameters] got modifier_rank={self.modifier_rank} for {', '.join(parts)}, of which ranks have "
+                "different parts (tensor or expert parallelism), expected 0: the first rank with each part writes it. "
+                "Hint: whole values are given by deepspeed.utils.safe_set_full_fp32_param()."
+            )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
