@@ -124,6 +124,48 @@ def test_losses_are_those_of_a_plain_compiled_loop(backend: str, programs: Progr
     programs.run(PROGRAM + body)
 
 
+@pytest.mark.parametrize("stage", [0, nightly(1), nightly(2), 3])
+def test_an_evaluation_after_every_step(stage: int) -> None:
+    """Its graph, without gradients and dropout, reads what the step has written, and changes nothing."""
+
+    def made() -> torch.nn.Module:
+        torch.manual_seed(4)
+        parts = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.0), torch.nn.Linear(16, 4)
+        return torch.nn.Sequential(*parts)
+
+    def losses(model: Any, apply: Any) -> list[float]:
+        found = []
+        for step in range(4):
+            model.train()
+            loss = model(batch(0, step)).square().mean()
+            apply(loss)
+            model.eval()
+            with torch.no_grad():
+                found += [loss.item(), model(batch(1, step)).square().mean().item()]
+        return found
+
+    torch._dynamo.reset()
+    plain = made()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
+
+    def update(loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+    wanted = losses(plain, update)
+    module = made()
+    with libzero.Engine(module, config(stage)) as engine:
+
+        def step(loss: torch.Tensor) -> None:
+            engine.backward(loss)
+            engine.step()
+
+        assert losses(torch.compile(module, backend="aot_eager"), step) == pytest.approx(wanted, abs=1e-6)
+        for name, value in engine.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name], msg=lambda text: f"{name}: {text}")
+
+
 @pytest.mark.nightly
 def test_a_frozen_unit_is_read_in_training(programs: Programs) -> None:
     """Its graph needs no gradient. Read first, it would be taken for an evaluation that lacks the delayed update."""
