@@ -250,3 +250,23 @@ def test_faults_of_a_file_have_line_and_column_on_every_rank(tmp_path: Path) -> 
     assert done.returncode == 2
     faults = [line for line in done.stderr.splitlines() + done.stdout.splitlines() if "error: /" in line]
     assert len(faults) == 2 and all(line in first for line in faults)
+
+
+def test_a_buffer_of_another_dtype_is_named() -> None:
+    def made() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+
+    def run(**more: Any) -> None:
+        with libzero.Engine(made(), config(1, bf16={"enabled": True}, **more)) as engine:
+            engine.backward(engine(batch().bfloat16()).float().square().mean())
+            engine.step()
+
+    text = (
+        r"reads parameter 1\.weight of BFloat16 and buffer 1\.running_mean of Float\. "
+        r"Hint: data_types\.buffer_dtype .*; libzero\.keep_fp32 names"
+    )
+    with pytest.raises(RuntimeError, match=text):
+        run()
+    # What the hint names works.
+    run(data_types={"buffer_dtype": "bf16"})
+    run(libzero={"keep_fp32": ["1.*"]})

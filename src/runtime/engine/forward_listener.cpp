@@ -184,16 +184,22 @@ bool ForwardListener::before_write(int tag, const char* op) {
   });
 }
 
-std::string ForwardListener::on_refused_dtype(int tag, const char* op, at::ScalarType other) {
+std::string ForwardListener::on_refused_dtype(int tag, const char* op, const at::Tensor& other) {
   const auto& member = members_[static_cast<std::size_t>(tag)];
   const auto& parameter = p_.binding().group(member.group).members[static_cast<std::size_t>(member.index)];
   const auto dtype = parameter.tensor.scalar_type();
-  if (other == dtype) return "";
-  return base::join(p_.where("forward"), op, " reads parameter ", parameter.name, " of ", c10::toString(dtype),
-                    " and a tensor of ", c10::toString(other), ". Hint: cast the tensor",
-                    p_.settings.precision == config::Precision::Fp32
+  if (other.scalar_type() == dtype) return "";
+  const auto kept = p_.settings.precision == config::Precision::Fp32
                         ? "."
-                        : "; libzero.keep_fp32 names the parameters that stay fp32.");
+                        : "; libzero.keep_fp32 names the parameters that stay fp32.";
+  const auto reads =
+      base::join(p_.where("forward"), op, " reads parameter ", parameter.name, " of ", c10::toString(dtype), " and ");
+  for (const auto& buffer : p_.model->named_buffers()) {
+    if (!buffer.value().defined() || !buffer.value().is_same(other)) continue;
+    return base::join(reads, "buffer ", buffer.key(), " of ", c10::toString(other.scalar_type()),
+                      ". Hint: data_types.buffer_dtype is the dtype of the model's buffers", kept);
+  }
+  return base::join(reads, "a tensor of ", c10::toString(other.scalar_type()), ". Hint: cast the tensor", kept);
 }
 
 }  // namespace zero::engine

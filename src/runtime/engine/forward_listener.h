@@ -33,7 +33,7 @@ class ForwardListener final : public torch_hooks::UseListener {
   void before_use(const int* tags, int count, const char* op) override;
   void after_use(const int* tags, int count) noexcept override;
   bool before_write(int tag, const char* op) override;
-  std::string on_refused_dtype(int tag, const char* op, at::ScalarType other) override;
+  std::string on_refused_dtype(int tag, const char* op, const at::Tensor& other) override;
   bool begin_forward();
   void check_parts(const int* tags, int count, bool begun);
   void show(int group);

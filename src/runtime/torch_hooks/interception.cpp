@@ -208,15 +208,19 @@ class Running {
   std::size_t begun_ = 0;
 };
 
-// libtorch's errors about dtypes name no parameter.
+// libtorch's errors about dtypes name no parameter. `optional`: arguments that the operator has taken from the stack.
 void explain_dtypes(c10::Error& error, const char* op, const torch::jit::Stack& stack, std::size_t num_arguments,
-                    const std::vector<Uses>& all) {
+                    at::ArrayRef<at::Tensor> optional, const std::vector<Uses>& all) {
   if (error.msg().find("type") == std::string::npos || stack.size() < num_arguments) return;
-  for (const auto& value : torch::jit::last(stack, num_arguments)) {
-    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().is_floating_point()) continue;
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : torch::jit::last(stack, num_arguments))
+    if (value.isTensor()) tensors.push_back(value.toTensor());
+  tensors.insert(tensors.end(), optional.begin(), optional.end());
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined() || !tensor.is_floating_point()) continue;
     for (const auto& uses : all)
       for (const int tag : uses.tags)
-        if (auto text = uses.listener->on_refused_dtype(tag, op, value.toTensor().scalar_type()); !text.empty())
+        if (auto text = uses.listener->on_refused_dtype(tag, op, tensor); !text.empty())
           return error.add_context(std::move(text));
   }
 }
@@ -232,12 +236,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   auto all = std::move(reused);
   all.clear();
   Handled handled;
+  c10::SmallVector<at::Tensor, 4> optional;
   const auto values = torch::jit::last(*stack, arguments.size());
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     const auto& value = values[i];
     const auto* alias = arguments[i].alias_info();
     const bool written = alias != nullptr && alias->isWrite() && !writes_metadata_only(schema.name());
     if (value.isTensor()) {
+      if (arguments[i].type()->kind() == c10::TypeKind::OptionalType) optional.push_back(value.toTensor());
       if (collect(value.toTensor(), written, name, reads, all, handled, i)) continue;
       const auto unchanged = value;
       torch::jit::drop(*stack, arguments.size());
@@ -263,7 +269,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
       else
         handled.handler->handle(call, handled.uses.data(), handled.uses.size());
     } catch (c10::Error& error) {
-      explain_dtypes(error, name, *stack, arguments.size(), all);
+      explain_dtypes(error, name, *stack, arguments.size(), optional, all);
       throw;
     }
   }

@@ -35,9 +35,9 @@ class UseListener {
   virtual void after_use(const int* tags, int count) noexcept = 0;
   // The operator writes parameter `tag` in place. false: skips the write; the operator returns the parameter unchanged.
   virtual bool before_write(int tag, const char* op) = 0;
-  // The operator refused a dtype; it takes the parameter `tag` and a tensor of the dtype `other`. Returns what is added
+  // The operator refused a dtype; it takes the parameter `tag` and `other`, a tensor. Returns what is added
   // to its error.
-  virtual std::string on_refused_dtype(int /*tag*/, const char* /*op*/, at::ScalarType /*other*/) { return {}; }
+  virtual std::string on_refused_dtype(int /*tag*/, const char* /*op*/, const at::Tensor& /*other*/) { return {}; }
 };
 
 // The call of an operator that reads parameters, before it runs.
