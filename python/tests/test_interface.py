@@ -128,12 +128,12 @@ def test_a_sum_over_tokens_is_divided_by_the_tokens_of_all_ranks(stage: int) -> 
 
 
 class Forwarding(torch.nn.Module):
-    """Passes unknown attributes on to a part that torch.compile wrapped, as many wrappers do."""
+    """Passes unknown attributes on to a part, such as one that torch.compile wrapped, as many wrappers do."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Any = None) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.inner = torch.compile(torch.nn.Linear(8, 8), backend="eager")
+        self.inner = torch.compile(torch.nn.Linear(8, 8), backend="eager") if inner is None else inner
         self.head = torch.nn.Linear(8, 1)
 
     def __getattr__(self, name: str) -> Any:
@@ -160,6 +160,13 @@ def test_a_wrapper_around_a_compiled_part_has_all_its_parameters(stage: int) -> 
     assert list(found) == list(reference.state_dict())
     for name, value in reference.state_dict().items():
         torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_a_wrapper_around_experts_is_none_of_their_layers() -> None:
+    model = Forwarding(libzero.MoE(8, torch.nn.Linear(8, 8), num_experts=2))
+    names = list(model.state_dict())
+    with libzero.Engine(model, config(3)) as engine:
+        assert list(engine.state_dict()) == names
 
 
 def test_names_that_look_like_patterns_are_names() -> None:
