@@ -149,7 +149,7 @@ def test_an_evaluation_after_every_step(stage: int) -> None:
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
 
     def update(loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 

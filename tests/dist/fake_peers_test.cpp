@@ -34,7 +34,7 @@ class FakeRankZero {
     require(::bind(fd_.get(), address.get(), address.length) == 0 && ::listen(fd_.get(), 64) == 0, "bind");
   }
 
-  // Answers whoever comes with what rank 0 would send, until `done`.
+  // Answers each process that comes with what rank 0 would send, until `done`.
   void serve(const std::function<bool()>& done) const {
     const base::Descriptor memory(static_cast<int>(::memfd_create("stranger", MFD_CLOEXEC)));
     int answered = 0;

@@ -177,9 +177,9 @@ class GatheredParameters:
         parts = engine._parts_among(mine)
         if parts:
             raise ConfigError(
-                f"[GatheredParameters] got modifier_rank={self.modifier_rank} for {', '.join(parts)}, of which ranks have "
-                "different parts (tensor or expert parallelism), expected 0: the first rank with each part writes it. "
-                "Hint: whole values are given by deepspeed.utils.safe_set_full_fp32_param()."
+                f"[GatheredParameters] got modifier_rank={self.modifier_rank} for {', '.join(parts)}, of which ranks "
+                "have different parts (tensor or expert parallelism), expected 0: the first rank with each part writes "
+                "it. Hint: whole values are given by deepspeed.utils.safe_set_full_fp32_param()."
             )
 
     def __exit__(
