@@ -21,6 +21,7 @@
 #include "support/hosts.h"
 #include "support/packet_link.h"
 #include "support/process.h"
+#include "support/require.h"
 
 namespace zero::test::run_network_test {
 namespace {
@@ -283,6 +284,22 @@ TEST_F(RunNetwork, ALinkThatGoesDownIsAnErrorInTime) {
   EXPECT_EQ(p.finish(60), 6) << p.err;
   EXPECT_TRUE(p.says("zero run: FAILED (exit 6)")) << p.err;
   EXPECT_TRUE(p.says("\n  error        ")) << p.err;
+  EXPECT_TRUE(p.says("got no sign of life of rank ") && p.says("or its host is cut off")) << p.err;
+  EXPECT_FALSE(p.says("out of memory")) << p.err;
+  EXPECT_TRUE(network.empty(20));
+}
+
+// Where a collective may take longer, connections without replies tell.
+TEST_F(RunNetwork, ALinkThatGoesDownIsNotTakenForADeath) {
+  HostsJob p(hosts, meet + training(folder, {"--steps", "1000000"}), environment({"ZERO_TIMEOUT_S=120"}));
+  ASSERT_TRUE(p.wait_for("step 5/", 150)) << p.err;
+  network.take_link_down();
+  EXPECT_EQ(p.finish(90), 6) << p.err;
+  const auto error = p.err.substr(std::min(p.err.find("\n  error        "), p.err.size()));
+  std::printf("%s\n", error.c_str());
+  EXPECT_TRUE(contains(error, "got no answer from rank ") && contains(error, "'s host for 20 s (")) << p.err;
+  EXPECT_TRUE(contains(error, "the network to it is cut; the rank itself may be alive")) << p.err;
+  EXPECT_FALSE(p.says("out of memory")) << p.err;
   EXPECT_TRUE(network.empty(20));
 }
 
