@@ -163,10 +163,17 @@ def test_a_wrapper_around_a_compiled_part_has_all_its_parameters(stage: int) -> 
 
 
 def test_a_wrapper_around_experts_is_none_of_their_layers() -> None:
-    model = Forwarding(libzero.MoE(8, torch.nn.Linear(8, 8), num_experts=2))
-    names = list(model.state_dict())
-    with libzero.Engine(model, config(3)) as engine:
-        assert list(engine.state_dict()) == names
+    models = [Forwarding(libzero.MoE(8, torch.nn.Linear(8, 8), num_experts=2, ep_size=2)) for _ in range(2)]
+    expected = {name: value.clone() for name, value in models[0].state_dict().items()}
+
+    def body(comm: libzero.Communicator) -> None:
+        with libzero.Engine(models[comm.rank], config(3), comm=comm) as engine:
+            found = engine.state_dict()
+        assert list(found) == list(expected)
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+
+    libzero.run_ranks(2, body)
 
 
 def test_names_that_look_like_patterns_are_names() -> None:
