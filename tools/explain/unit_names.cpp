@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <utility>
+
+#include "base/check.h"
 
 namespace zero::cli {
 namespace {

@@ -143,7 +143,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
     other.settings.memory.activations = static_cast<std::int64_t>(kept);
     return run(other, cut, machine, steps);
   }
-  // All micro-batches but the last behave alike, so two are enough.
+  // All micro-batches but the last behave the same, so two are enough.
   const auto micro_steps = std::min<std::int64_t>(c.accumulation, 2);
   auto facts = step::run_facts(c.settings, topology_of(machine, c.settings, c.model.experts.ep_size), micro_steps);
   facts.whole_segments = true;
@@ -249,7 +249,7 @@ Candidate shortened(const Candidate& c, std::int64_t layers) {
   return other;
 }
 
-// Layers are alike, so the bytes of a deep model are extrapolated from two shallow ones. This does not apply if states
+// Layers are equal, so the bytes of a deep model are extrapolated from two shallow ones. This does not apply if states
 // are split over tiers, if segments have several layers, or if some layers keep other parameters in fp32.
 Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
   constexpr std::int64_t kShort = 8, kLong = 16;
@@ -257,11 +257,11 @@ Needs needs_in_search(const Candidate& c, const PlanMachine& machine) {
     return needs_of(run(other, cut(other, machine), machine, kSearchSteps), machine);
   };
   const auto& param = c.settings.zero.offload_param;
-  const bool alike = !has_budgets(c.settings) &&
-                     (param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
-                      c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0);
+  const bool equal_layers = !has_budgets(c.settings) &&
+                            (param.device != OffloadDevice::Nvme || c.settings.zero.stage < 3 ||
+                             c.model.num_parameters() / machine.world() < param.max_in_cpu || param.max_in_cpu == 0);
   const bool layers_keep_the_same = c.settings.keep_fp32.empty() || keeps_the_same(parameters_of(c.model), c.settings);
-  if (c.model.layers <= 2 * kLong || !alike || !layers_keep_the_same ||
+  if (c.model.layers <= 2 * kLong || !equal_layers || !layers_keep_the_same ||
       (c.segments != 0 && c.segments != c.model.layers))
     return needs(c);
   const auto few = needs(shortened(c, kShort)), more = needs(shortened(c, kLong));
