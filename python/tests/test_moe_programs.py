@@ -12,6 +12,7 @@ from test_moe import EXPERTS, TOKENS, WIDTH, Expert, Net, batch, by_mask, close,
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import libzero
+from libzero import deepspeed
 
 
 def by_loop(layer: libzero.MoE, x: torch.Tensor, capacity: int, likeliest: bool = False) -> tuple[torch.Tensor, int]:
@@ -161,6 +162,12 @@ def test_a_layer_called_twice_and_frozen_experts(stage: int, frozen: bool) -> No
         nets[comm.rank] = None  # type: ignore[call-overload]  # the program keeps the engine only
         gc.collect()
         train(engine, 2)
+        own = [p for name, p in engine.module.named_parameters() if ".experts." in name]
+        with (
+            pytest.raises(libzero.ConfigError, match="modifier_rank=1 for block.experts.* ranks have different parts"),
+            deepspeed.zero.GatheredParameters(own, modifier_rank=1),
+        ):
+            raise AssertionError("a rank may write experts that another rank does not have")
         for name, p in reference.named_parameters():
             close(engine.parameter_state(name), p.detach(), name)
             assert torch.equal(engine.parameter_state(name), before[name]) == (frozen and ".experts." in name), name

@@ -1,8 +1,12 @@
-// Connecting to a place where nobody listens yet: how often the name server is asked, and how long a rank pauses.
+// Connecting to a place where nobody listens yet: how often the name server is asked, and how long a rank pauses. Whose
+// processes are taken for those of this user.
 #include <gtest/gtest.h>
 
 #include <dlfcn.h>
 #include <netdb.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -57,6 +61,23 @@ TEST(Dialer, PausesLongerTheLongerItWaits) {
   EXPECT_GE(shortest, 20ms) << "half of a sixteenth of the time so far";
   EXPECT_LE(longest, 1000ms);
   EXPECT_GT(longest, shortest) << "ranks would ask at the same moments";
+}
+
+// Of a program that was started with the rights of another user (set-user-ID), the kernel shows that user at a socket.
+TEST(OwnUser, IsTheOneWhoseRightsTheProcessHas) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int ends[2];
+    if (::setresuid(1234, 4321, 4321) != 0 || ::socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) ::_exit(2);
+    auto peer = other_end(ends[0]);
+    const bool own = is_own_user(peer);
+    peer.uid = 1234;
+    ::_exit(own && !is_own_user(peer) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "2: the child could not become another user";
 }
 
 }  // namespace

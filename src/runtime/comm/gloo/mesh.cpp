@@ -201,7 +201,7 @@ Mesh connect_mesh(const net::ProcessInfo& identity, FailureDetector& watch, mill
     throw CommError(text, identity.rank);
   }
   if (!close_listener(made))
-    base::log(LogLevel::Info, base::join("rank ", identity.rank,
+    base::log(LogLevel::Warning, base::join("rank ", identity.rank,
                                          ": gloo's port stays open during the run, because its "
                                          "listener was not found"));
   prove_pairs(mesh, identity, watch,
