@@ -2,7 +2,7 @@
 #
 #   zero_test_program(name [TORCH] [FAST] [LAYERS ...] [LIBS ...] [SOURCES ...])
 #       A program of tests. TORCH: with the precompiled torch and GoogleTest headers. FAST: its own loops take time, so it
-#       has -O1. LAYERS: it links zero_core and the objects of those runtime layers; else zero_static (TORCH) or
+#       is optimized. LAYERS: it links zero_core and the objects of those runtime layers; else zero_static (TORCH) or
 #       zero_core. Never both: statics would exist twice. SOURCES hold no tests.
 #   zero_test_file(name PROGRAM program FILE file LABELS ... [NIGHTLY patterns] [MATRIX patterns] [TIMEOUT s] [SOURCES ...] [LIBS ...] [NEEDS ...])
 #       Adds a source file to a program, and an entry `name` that runs its cases: the names of its suites are read here, at
@@ -33,16 +33,10 @@ function(zero_test_flags target)
   target_link_libraries(${target} PRIVATE GTest::gtest)
 endfunction()
 
-# Without optimization tests compile in two thirds of the time of -O1. Most of them wait for libzero, libtorch, programs
-# and ranks.
-add_library(zero_o0 INTERFACE)
-if(NOT ZERO_SANITIZE)
-  target_compile_options(zero_o0 INTERFACE $<$<CONFIG:Release>:-O0>)
-endif()
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cpp CONTENT "// Owns the precompiled header of tests with torch.\n")
 add_library(zero_test_pch OBJECT ${CMAKE_BINARY_DIR}/test_pch.cpp)
 zero_test_flags(zero_test_pch)
-target_link_libraries(zero_test_pch PRIVATE torch::cpu zero_o0)
+target_link_libraries(zero_test_pch PRIVATE torch::cpu)
 target_precompile_headers(zero_test_pch PRIVATE <gtest/gtest.h> ${ZERO_TORCH_HEADERS})
 
 # Flags and headers of tests, for object libraries and programs.
@@ -52,12 +46,12 @@ function(zero_use_test target)
   if(ARG_TORCH AND ARG_FAST)
     zero_use_torch(${target})
   elseif(ARG_TORCH)
-    target_link_libraries(${target} PRIVATE torch::cpu zero_o0)
+    target_link_libraries(${target} PRIVATE torch::cpu)
     target_precompile_headers(${target} REUSE_FROM zero_test_pch)
   elseif(ARG_FAST)
-    target_link_libraries(${target} PRIVATE zero_o1)
-  else()
-    target_link_libraries(${target} PRIVATE zero_o0)
+    target_link_libraries(${target} PRIVATE zero_fast)
+  elseif(ZERO_UNITY)
+    target_precompile_headers(${target} REUSE_FROM zero_core_pch)
   endif()
 endfunction()
 
@@ -187,7 +181,7 @@ function(zero_test_file name)
   target_sources(${ARG_PROGRAM} PRIVATE ${file})
   get_property(files GLOBAL PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM})
   list(LENGTH files group)
-  math(EXPR group "${group} / 12")
+  math(EXPR group "${group} / 20")
   set_property(GLOBAL APPEND PROPERTY ZERO_TEST_FILES_OF_${ARG_PROGRAM} ${file})
   set_source_files_properties(${file} TARGET_DIRECTORY ${ARG_PROGRAM} PROPERTIES UNITY_GROUP tests_${group})
   # Sources shared by files of one program are compiled and linked once.

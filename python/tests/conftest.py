@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -15,8 +16,9 @@ import torch
 
 REPOSITORY = Path(__file__).parents[2]
 
-
 torch.set_num_threads(1)
+# A shell's background jobs ignore it, and so do the programs that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def nightly(*values: Any) -> Any:

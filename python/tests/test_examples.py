@@ -75,7 +75,6 @@ def test_gpt2_continues_from_a_checkpoint_with_the_same_bits(programs: Programs,
         from libzero.deepspeed._under_its_name import install
         install()
         import deepspeed
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
         def example(*words):
             sys.argv = ["finetune_gpt2.py", "--text", {text!r}, "--layers", "1", "--width", "32", "--sequence", "128",

@@ -39,7 +39,7 @@ TEST(Transports, SameBitsAsThreads) {
     const char* clip;
   } cases[] = {{2, "fp32", "0.1"}, {2, "bf16", "0"}, {2, "fp16", "0.1"}, {3, "fp32", "0"},
                {3, "bf16", "0.1"}, {4, "fp16", "0"}, {4, "bf16", "0.1"}};
-  OneIn part(5);
+  OneIn part(7);
   for (const auto& c : cases) {
     if (!part.take()) continue;
     Training training;

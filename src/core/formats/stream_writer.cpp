@@ -9,8 +9,8 @@ namespace zero::formats {
 namespace {
 
 constexpr std::size_t kBufferBytes = std::size_t{4} << 20;
-// Writes under way, each in a thread, while one more buffer is being filled.
-constexpr std::size_t kDepth = 4;
+// Each in a thread, while one more buffer is being filled.
+constexpr std::size_t kWritesAtOnce = 4;
 // Bytes in the page cache that one sync has to write: it counts no progress meanwhile, and must be short on a slow
 // disk.
 constexpr std::uint64_t kMostUnsynced = std::uint64_t{64} << 20;
@@ -18,7 +18,7 @@ constexpr std::uint64_t kMostUnsynced = std::uint64_t{64} << 20;
 }  // namespace
 
 StreamWriter::StreamWriter(File& file, std::uint64_t begin)
-    : file_(file), moved_(bytes_moved()), end_(begin), buffers_(kDepth + 1) {}
+    : file_(file), moved_(bytes_moved()), end_(begin), buffers_(kWritesAtOnce + 1) {}
 
 StreamWriter::~StreamWriter() {
   {
@@ -59,7 +59,7 @@ void StreamWriter::advance(std::size_t bytes) {
   if (current_->filled < kBufferBytes) return;
   if (threads_.empty()) {
     (void)file_.set_direct(true);
-    for (std::size_t i = 0; i < kDepth; ++i) threads_.emplace_back([this] { loop(); });
+    for (std::size_t i = 0; i < kWritesAtOnce; ++i) threads_.emplace_back([this] { loop(); });
   }
   {
     const std::lock_guard lock(mutex_);
