@@ -204,6 +204,29 @@ class StepResult:
     @property
     def global_step(self) -> int: ...
 
+class ExportOptions:
+    format: str
+    dtype: str
+    names: str
+    prefix: str
+    shard_bytes: int
+    duplicate_tied: bool
+    allow_overflow: bool
+    heads: int
+    config: list[str]
+    only: list[str]
+    stem: str
+    beside: list[tuple[str, str | bytes]]
+
+class ImportOptions:
+    names: str
+    key: str
+    prefix: str
+    partial: list[str]
+    optimizer: bool
+    untie: list[str]
+    only: list[str]
+
 class GatheredScope:
     def close(self) -> None: ...
 
@@ -254,34 +277,10 @@ class Engine:
     def checkpoint_pending(self) -> bool: ...
     def finish_checkpoint(self) -> str: ...
     def export_weights(
-        self,
-        path: str,
-        format: str,
-        dtype: str,
-        names: str,
-        prefix: str,
-        shard_bytes: int,
-        duplicate_tied: bool,
-        allow_overflow: bool,
-        heads: int,
-        config: list[str],
-        only: list[str],
-        stem: str,
-        beside: list[tuple[str, str | bytes]],
-        change: dict[str, Callable[[int, torch.Tensor], object]],
+        self, arg0: str, arg1: ExportOptions, arg2: dict[str, Callable[[int, torch.Tensor], object]]
     ) -> dict[str, Any]: ...
     def save_16bit_model(self, arg0: str, arg1: str, arg2: bool) -> dict[str, Any]: ...
-    def import_weights(
-        self,
-        path: str,
-        names: str,
-        key: str,
-        prefix: str,
-        partial: list[str],
-        optimizer: bool,
-        untie: list[str],
-        only: list[str],
-    ) -> dict[str, Any]: ...
+    def import_weights(self, arg0: str, arg1: ImportOptions) -> dict[str, Any]: ...
     def load_checkpoint(self, arg0: str, arg1: str, arg2: bool, arg3: list[str]) -> str: ...
     def set_user_state(self, arg0: str) -> None: ...
     def user_state(self) -> str: ...

@@ -561,24 +561,20 @@ class Engine:
         """
         self._native.refresh_buffers(self._original)
         self.optimizer._look_at_parameters()
-        report = ExportReport(
-            **self._native.export_weights(
-                os.fspath(path),
-                format,
-                dtype,
-                names,
-                prefix,
-                shard_bytes,
-                duplicate_tied,
-                allow_overflow,
-                heads,
-                [f"{key}={json.dumps(value)}" for key, value in (config or {}).items()],
-                _patterns(only),
-                stem,
-                list((beside or {}).items()),
-                dict(change or {}),
-            )
-        )
+        options = _native.ExportOptions()
+        options.format = format
+        options.dtype = dtype
+        options.names = names
+        options.prefix = prefix
+        options.shard_bytes = shard_bytes
+        options.duplicate_tied = duplicate_tied
+        options.allow_overflow = allow_overflow
+        options.heads = heads
+        options.config = [f"{key}={json.dumps(value)}" for key, value in (config or {}).items()]
+        options.only = _patterns(only)
+        options.stem = stem
+        options.beside = list((beside or {}).items())
+        report = ExportReport(**self._native.export_weights(os.fspath(path), options, dict(change or {})))
         return self._with_remarks(report)
 
     def _with_remarks(self, report: ExportReport) -> ExportReport:
@@ -628,9 +624,15 @@ class Engine:
         self._native.refresh_buffers(self._original)
         if optimizer:
             self.optimizer._push()  # which are compared with the files'
-        found = self._native.import_weights(
-            os.fspath(path), names, key, prefix, _patterns(partial), optimizer, list(untie), _patterns(only)
-        )
+        options = _native.ImportOptions()
+        options.names = names
+        options.key = key
+        options.prefix = prefix
+        options.partial = _patterns(partial)
+        options.optimizer = optimizer
+        options.untie = list(untie)
+        options.only = _patterns(only)
+        found = self._native.import_weights(os.fspath(path), options)
         if optimizer:
             self.optimizer._pull()
         return ImportReport(**found)

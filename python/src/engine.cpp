@@ -191,6 +191,30 @@ void bind_engine(py::module_& module) {
       .def_readonly("lr", &zero::StepResult::lr)
       .def_readonly("global_step", &zero::StepResult::global_step);
 
+  py::class_<zero::ExportOptions>(module, "ExportOptions")
+      .def(py::init<>())
+      .def_readwrite("format", &zero::ExportOptions::format)
+      .def_readwrite("dtype", &zero::ExportOptions::dtype)
+      .def_readwrite("names", &zero::ExportOptions::names)
+      .def_readwrite("prefix", &zero::ExportOptions::prefix)
+      .def_readwrite("shard_bytes", &zero::ExportOptions::shard_bytes)
+      .def_readwrite("duplicate_tied", &zero::ExportOptions::duplicate_tied)
+      .def_readwrite("allow_overflow", &zero::ExportOptions::allow_overflow)
+      .def_readwrite("heads", &zero::ExportOptions::heads)
+      .def_readwrite("config", &zero::ExportOptions::config)
+      .def_readwrite("only", &zero::ExportOptions::only)
+      .def_readwrite("stem", &zero::ExportOptions::stem)
+      .def_readwrite("beside", &zero::ExportOptions::beside);
+  py::class_<zero::ImportOptions>(module, "ImportOptions")
+      .def(py::init<>())
+      .def_readwrite("names", &zero::ImportOptions::names)
+      .def_readwrite("key", &zero::ImportOptions::key)
+      .def_readwrite("prefix", &zero::ImportOptions::prefix)
+      .def_readwrite("partial", &zero::ImportOptions::partial)
+      .def_readwrite("optimizer", &zero::ImportOptions::optimizer)
+      .def_readwrite("untie", &zero::ImportOptions::untie)
+      .def_readwrite("only", &zero::ImportOptions::only);
+
   py::class_<PyGathered>(module, "GatheredScope").def("close", [](const PyGathered& self) {
     const auto scope = self.scope.get("gathered_parameters");
     blocking(self.comm.get("gathered_parameters"), [&] { scope->close(); });
@@ -305,63 +329,32 @@ void bind_engine(py::module_& module) {
   c.def("finish_checkpoint", [](const PyEngine& self) {
     return self.run("libzero::finish_checkpoint", [](zero::Engine& engine) { return engine.finish_checkpoint(); });
   });
-  c.def(
-      "export_weights",
-      [](const PyEngine& self, const std::filesystem::path& path, const std::string& format, const std::string& dtype,
-         const std::string& names, const std::string& prefix, std::int64_t shard_bytes, bool duplicate_tied,
-         bool allow_overflow, std::int64_t heads, const std::vector<std::string>& config,
-         const std::vector<std::string>& only, const std::string& stem,
-         const std::vector<std::pair<std::string, std::string>>& beside, const Changes& change) {
-        const zero::ExportOptions options{.format = format,
-                                          .dtype = dtype,
-                                          .names = names,
-                                          .prefix = prefix,
-                                          .shard_bytes = shard_bytes,
-                                          .duplicate_tied = duplicate_tied,
-                                          .allow_overflow = allow_overflow,
-                                          .heads = heads,
-                                          .config = config,
-                                          .only = only,
-                                          .stem = stem,
-                                          .beside = beside,
-                                          .change = changes_of(change)};
-        return report_of(self.run("libzero::export_weights",
-                                  [&](zero::Engine& engine) { return engine.export_weights(path, options); }));
-      },
-      py::arg("path"), py::arg("format"), py::arg("dtype"), py::arg("names"), py::arg("prefix"), py::arg("shard_bytes"),
-      py::arg("duplicate_tied"), py::arg("allow_overflow"), py::arg("heads"), py::arg("config"), py::arg("only"),
-      py::arg("stem"), py::arg("beside"), py::arg("change"));
+  c.def("export_weights", [](const PyEngine& self, const std::filesystem::path& path,
+                             const zero::ExportOptions& options, const Changes& change) {
+    auto whole = options;
+    whole.change = changes_of(change);
+    return report_of(
+        self.run("libzero::export_weights", [&](zero::Engine& engine) { return engine.export_weights(path, whole); }));
+  });
   c.def("save_16bit_model", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& filename,
                                bool exclude_frozen_parameters) {
     return report_of(self.run("libzero::save_16bit_model", [&](zero::Engine& engine) {
       return engine.save_16bit_model(dir, filename, exclude_frozen_parameters);
     }));
   });
-  c.def(
-      "import_weights",
-      [](const PyEngine& self, const std::filesystem::path& path, const std::string& names, const std::string& key,
-         const std::string& prefix, const std::vector<std::string>& partial, bool optimizer,
-         const std::vector<std::string>& untie, const std::vector<std::string>& only) {
-        const zero::ImportOptions options{.names = names,
-                                          .key = key,
-                                          .prefix = prefix,
-                                          .partial = partial,
-                                          .optimizer = optimizer,
-                                          .untie = untie,
-                                          .only = only};
-        const auto report = self.run("libzero::import_weights",
-                                     [&](zero::Engine& engine) { return engine.import_weights(path, options); });
-        py::dict result;
-        result["taken"] = report.taken;
-        result["converted"] = report.converted;
-        result["tied"] = report.tied;
-        result["missing"] = report.missing;
-        result["unexpected"] = report.unexpected;
-        result["bytes_read"] = report.bytes_read;
-        return result;
-      },
-      py::arg("path"), py::arg("names"), py::arg("key"), py::arg("prefix"), py::arg("partial"), py::arg("optimizer"),
-      py::arg("untie"), py::arg("only"));
+  c.def("import_weights",
+        [](const PyEngine& self, const std::filesystem::path& path, const zero::ImportOptions& options) {
+          const auto report = self.run("libzero::import_weights",
+                                       [&](zero::Engine& engine) { return engine.import_weights(path, options); });
+          py::dict result;
+          result["taken"] = report.taken;
+          result["converted"] = report.converted;
+          result["tied"] = report.tied;
+          result["missing"] = report.missing;
+          result["unexpected"] = report.unexpected;
+          result["bytes_read"] = report.bytes_read;
+          return result;
+        });
   c.def("load_checkpoint", [](const PyEngine& self, const std::filesystem::path& dir, const std::string& tag,
                               bool weights_only, const std::vector<std::string>& partial) {
     return self.run("libzero::load_checkpoint", [&](zero::Engine& engine) {
