@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -22,6 +21,7 @@
 #include <zero/plan.h>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "base/log.h"
 #include "config/settings.h"
 #include "tools/launch/machine/host.h"
@@ -216,14 +216,8 @@ void RunRecorder::collect_ranks() {
   const Mesh& mesh = engine_.mesh();
   own_.rank = comm_.rank();
   own_.data = mesh.rank("dp"), own_.sequence = mesh.rank("sp"), own_.tensor = mesh.rank("tp");
-  const auto all = comm_.all_gather_bytes({reinterpret_cast<const char*>(&own_), sizeof own_});
-  if (comm_.rank() != 0) return;
-  record_.ranks.clear();
-  for (const std::string& text : all) {
-    report::RankRow row;
-    std::memcpy(&row, text.data(), std::min(text.size(), sizeof row));
-    record_.ranks.push_back(row);
-  }
+  auto all = base::all_gather_values(comm_, own_);
+  if (comm_.rank() == 0) record_.ranks = std::move(all);
 }
 
 void RunRecorder::take_trace(const std::string& file) {

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -14,6 +13,7 @@
 #include <zero/checkpoint_tools.h>
 
 #include "apps/finetune/train_signals.h"
+#include "base/gathered_values.h"
 #include "base/system.h"
 #include "config/settings.h"
 #include "tools/support/mesh_traffic.h"
@@ -44,22 +44,23 @@ struct Message {
   std::int64_t tokens;
 };
 
+// The sums over the ranks, in rank order; every rank has equally many numbers.
+template <class Number>
+std::vector<Number> sums_of(Communicator& comm, const std::vector<Number>& mine) {
+  std::vector<Number> all(mine.size(), 0);
+  if (mine.empty()) return all;
+  for (const auto& theirs : base::all_gather_lists(comm, mine))
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] += theirs.at(i);
+  return all;
+}
+
 // The weighted mean of the losses, summed in rank order so that all ranks get the same bits. counts: equally many on
 // every rank; become the sums over the ranks.
 Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>& counts) {
-  std::string text(sizeof mine + counts.size() * sizeof(std::int64_t), '\0');
-  std::memcpy(text.data(), &mine, sizeof mine);
-  if (!counts.empty()) std::memcpy(text.data() + sizeof mine, counts.data(), counts.size() * sizeof(std::int64_t));
-  std::fill(counts.begin(), counts.end(), 0);
+  const auto messages = base::all_gather_values(comm, mine);
+  if (!counts.empty()) counts = sums_of(comm, counts);
   Message all{0, 0, 0, 0, 0, 0};
-  for (const std::string& theirs : comm.all_gather_bytes(text)) {
-    Message part{};
-    std::memcpy(&part, theirs.data(), std::min(theirs.size(), sizeof part));
-    for (std::size_t i = 0; i < counts.size() && theirs.size() == text.size(); ++i) {
-      std::int64_t count = 0;
-      std::memcpy(&count, theirs.data() + sizeof part + i * sizeof count, sizeof count);
-      counts[i] += count;
-    }
+  for (const Message& part : messages) {
     if (part.weight > 0) {
       all.loss += part.loss * static_cast<double>(part.weight);
       all.aux += part.aux * static_cast<double>(part.weight);
@@ -73,20 +74,6 @@ Message agree(Communicator& comm, const Message& mine, std::vector<std::int64_t>
     all.loss /= static_cast<double>(all.weight);
     all.aux /= static_cast<double>(all.weight);
   }
-  return all;
-}
-
-// The sums over the ranks, in rank order.
-std::vector<double> sums_of(Communicator& comm, const std::vector<double>& mine) {
-  std::vector<double> all(mine.size(), 0);
-  if (mine.empty()) return all;
-  for (const std::string& theirs :
-       comm.all_gather_bytes({reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(double)}))
-    for (std::size_t i = 0; i < all.size() && (i + 1) * sizeof(double) <= theirs.size(); ++i) {
-      double value = 0;
-      std::memcpy(&value, theirs.data() + i * sizeof value, sizeof value);
-      all[i] += value;
-    }
   return all;
 }
 

@@ -22,6 +22,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/gathered_values.h"
 #include "lab/bench/bench_gpt.h"
 #include "tools/support/pss.h"
 
@@ -45,15 +46,9 @@ double timed(Communicator& comm, const std::function<void()>& body) {
   return seconds_since(begin);
 }
 
-std::vector<std::int64_t> by_rank(Communicator& comm, std::int64_t own) {
-  std::vector<std::int64_t> all;
-  for (const auto& text : comm.all_gather_bytes(std::to_string(own))) all.push_back(std::stoll(text));
-  return all;
-}
-
 double slowest(Communicator& comm, double own) {
-  const auto all = by_rank(comm, static_cast<std::int64_t>(own * 1e9));
-  return static_cast<double>(*std::max_element(all.begin(), all.end())) / 1e9;
+  const auto all = base::all_gather_values(comm, own);
+  return *std::max_element(all.begin(), all.end());
 }
 
 // Bytes that read system calls of this process have returned.
@@ -194,9 +189,9 @@ class Run {
             {"call_s", slowest(comm_, call)},
             {"stall_s", slowest(comm_, with) - slowest(comm_, without)},
             {"durable_s", slowest(comm_, task_.what == "save" ? call : until_complete)},
-            {"bytes", by_rank(comm_, bytes)[0]},
+            {"bytes", base::all_gather_values(comm_, bytes)[0]},
             {"digest", digest},
-            {"peak_bytes", by_rank(comm_, peak > usual ? static_cast<std::int64_t>(peak - usual) : 0)}};
+            {"peak_bytes", base::all_gather_values(comm_, peak > usual ? static_cast<std::int64_t>(peak - usual) : 0)}};
   }
 
   Json load() {
@@ -218,11 +213,12 @@ class Run {
     PssSampler sampler;
     engine_.load_checkpoint(task_.folder, kTag);
     const auto peak = sampler.stop();
-    return {{"load_s", slowest(comm_, seconds)},
-            {"read_bytes", by_rank(comm_, all)},
-            {"needed_bytes", by_rank(comm_, static_cast<std::int64_t>(own))},
-            {"digest", digest},
-            {"peak_bytes", by_rank(comm_, peak > before ? static_cast<std::int64_t>(peak - before) : 0)}};
+    return {
+        {"load_s", slowest(comm_, seconds)},
+        {"read_bytes", base::all_gather_values(comm_, all)},
+        {"needed_bytes", base::all_gather_values(comm_, static_cast<std::int64_t>(own))},
+        {"digest", digest},
+        {"peak_bytes", base::all_gather_values(comm_, peak > before ? static_cast<std::int64_t>(peak - before) : 0)}};
   }
 
  private:

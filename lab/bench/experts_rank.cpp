@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "base/gathered_values.h"
 #include "tools/support/pss.h"
 
 namespace zero::cli {
@@ -83,15 +84,9 @@ at::Tensor tokens_of(const ExpertsTask& task, int rank, std::int64_t step) {
   return x.to(task.recipe == "bf16" ? at::kBFloat16 : at::kFloat);
 }
 
-std::vector<std::int64_t> gathered(Communicator& comm, std::int64_t own) {
-  std::vector<std::int64_t> all;
-  for (const auto& text : comm.all_gather_bytes(std::to_string(own))) all.push_back(std::stoll(text));
-  return all;
-}
-
 std::int64_t total(Communicator& comm, std::int64_t own) {
   std::int64_t sum = 0;
-  for (const auto one : gathered(comm, own)) sum += one;
+  for (const auto one : base::all_gather_values(comm, own)) sum += one;
   return sum;
 }
 
@@ -266,19 +261,20 @@ Json measure_experts(const ExpertsTask& task, const std::shared_ptr<Communicator
   const auto per_step = [&](std::int64_t own) {
     return static_cast<double>(total(*comm, own)) / static_cast<double>(task.steps);
   };
-  return {{"transport", comm->transport()},
-          {"step_s", step_s},
-          {"forward_s", forward_s},
-          {"backward_s", backward_s},
-          {"optimizer_s", optimizer_s},
-          {"floor_s", floor_of(task, *comm, all_kept / (comm->size() * task.steps * task.layers))},
-          {"losses", losses},
-          {"peak_pss_bytes", gathered(*comm, static_cast<std::int64_t>(peak > before ? peak - before : 0))},
-          {"bytes_sent_per_step", per_step(static_cast<std::int64_t>(sent.bytes_sent()))},
-          {"exchanged_bytes_per_step", per_step(exchanged(sent))},
-          {"formula_bytes_per_step", per_step(formula)},
-          {"dropped", 1 - static_cast<double>(all_kept) / static_cast<double>(total(*comm, chosen))},
-          {"load", load}};
+  return {
+      {"transport", comm->transport()},
+      {"step_s", step_s},
+      {"forward_s", forward_s},
+      {"backward_s", backward_s},
+      {"optimizer_s", optimizer_s},
+      {"floor_s", floor_of(task, *comm, all_kept / (comm->size() * task.steps * task.layers))},
+      {"losses", losses},
+      {"peak_pss_bytes", base::all_gather_values(*comm, static_cast<std::int64_t>(peak > before ? peak - before : 0))},
+      {"bytes_sent_per_step", per_step(static_cast<std::int64_t>(sent.bytes_sent()))},
+      {"exchanged_bytes_per_step", per_step(exchanged(sent))},
+      {"formula_bytes_per_step", per_step(formula)},
+      {"dropped", 1 - static_cast<double>(all_kept) / static_cast<double>(total(*comm, chosen))},
+      {"load", load}};
 }
 
 }  // namespace zero::cli

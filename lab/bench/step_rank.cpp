@@ -16,6 +16,7 @@
 #include <optional>
 #include <variant>
 
+#include "base/gathered_values.h"
 #include "lab/bench/bench_gpt.h"
 #include "models/hf_config.h"
 #include "models/llama.h"
@@ -102,7 +103,7 @@ double time_alone(Communicator& group, const std::string& operation, std::int64_
                   at::TensorOptions floats) {
   const std::int64_t ranks = group.size();
   double sum = 0;
-  for (const auto& of_rank : group.all_gather_bytes(std::to_string(std::llround(bytes)))) sum += std::stod(of_rank);
+  for (const auto of_rank : base::all_gather_values(group, std::round(bytes))) sum += of_rank;
   bytes = sum / static_cast<double>(ranks);
   const double whole = bytes * static_cast<double>(ranks) / static_cast<double>(ranks - 1);
   const auto part = std::max<std::int64_t>(
@@ -246,9 +247,7 @@ Json training(const StepTask& task, const std::shared_ptr<Communicator>& comm) {
     engine.step();
   }
   const auto peak = sampler.stop();
-  Json peaks = Json::array();
-  for (const auto& text : comm->all_gather_bytes(std::to_string(peak > before ? peak - before : 0)))
-    peaks.push_back(std::stoull(text));
+  const Json peaks = base::all_gather_values(*comm, peak > before ? peak - before : 0);
   Json result = {
       {"transport", comm->transport()},
       {"step_s", step_s},

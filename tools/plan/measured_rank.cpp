@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/gathered_values.h"
 #include "config/settings.h"
 #include "models/gpt.h"
 #include "tools/plan/measured_models.h"
@@ -53,10 +54,8 @@ Json train_measured(const MeasuredTask& task, const std::shared_ptr<Communicator
     if (task.tensor == comm->size() || operation.starts_with("tp.")) tensor_parallel += row.bytes_sent;
   const auto memory = engine.memory();
   const auto most = [&](std::uint64_t mine) {
-    std::uint64_t all = 0;
-    for (const auto& text : comm->all_gather_bytes(std::to_string(mine)))
-      all = std::max<std::uint64_t>(all, std::stoull(text));
-    return all;
+    const auto all = base::all_gather_values(*comm, mine);
+    return *std::max_element(all.begin(), all.end());
   };
   return {{"states_bytes", most(states_of(memory))},
           {"peak_bytes", most(memory.peak(Tier::Device))},

@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "base/log.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/weights.h"
@@ -47,15 +48,9 @@ class Exchange {
   }
   // Collective. Part p of the result came from rank p; valid until the next begin().
   std::vector<std::string_view> swap() {
-    std::string sizes;
-    for (const auto bytes : sent_) sizes += std::to_string(bytes) + " ";
     std::vector<std::int64_t> received;
-    for (const auto& row : comm_.all_gather_bytes(sizes)) {
-      std::istringstream numbers(row);
-      std::int64_t mine = 0;
-      for (int r = 0; r <= comm_.rank(); ++r) numbers >> mine;
-      received.push_back(mine);
-    }
+    for (const auto& theirs : base::all_gather_lists(comm_, sent_))
+      received.push_back(theirs.at(static_cast<std::size_t>(comm_.rank())));
     const auto total = [](const std::vector<std::int64_t>& all) {
       return std::accumulate(all.begin(), all.end(), std::int64_t{0});
     };

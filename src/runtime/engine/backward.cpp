@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "base/log.h"
 #include "engine/backward_scope.h"
 #include "engine/rank_agreement.h"
@@ -110,8 +111,7 @@ void Backward::warn_of_unused_sequence() {
 double Backward::weight_of(const BackwardOptions& options) const {
   if (!options.tokens) return 1;
   std::int64_t all = 0;
-  for (const auto& tokens : p_.shard_group->all_gather_bytes(std::to_string(*options.tokens)))
-    all += std::stoll(tokens);
+  for (const auto tokens : base::all_gather_values(*p_.shard_group, *options.tokens)) all += tokens;
   const double ranks = p_.settings.reduce_op == config::ReduceOp::Mean ? p_.shard_group->size() : 1;
   return all == 0 ? 0 : ranks / static_cast<double>(all);
 }
@@ -313,7 +313,7 @@ std::int64_t Backward::discard_micro_batch() {
     drop_micro_batch();
     const auto left = p_.accumulated().micro_batches;
     if (p_.comm->size() == 1) return left;
-    const auto all = p_.comm->all_gather_bytes(std::to_string(left));
+    const auto all = base::all_gather_values(*p_.comm, left);
     for (std::size_t r = 0; r < all.size(); ++r)
       if (all[r] != all[0])
         throw ConfigError(p_.where("discard_micro_batch") +

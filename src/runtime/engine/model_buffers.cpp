@@ -6,10 +6,10 @@
 #include <zero/moe.h>
 #include <zero/unsaved_buffers.h>
 
-#include <cstring>
 #include <vector>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "base/log.h"
 #include "base/plain_name.h"
 #include "base/printable.h"
@@ -51,11 +51,7 @@ void broadcast(comm::Group& comm, const at::Tensor& dense) {
 void broadcast_sparse(comm::Group& comm, at::Tensor& buffer) {
   auto members = members_of(buffer);
   for (auto& member : members) {
-    std::string sizes;
-    for (const auto size : member.sizes()) sizes.append(reinterpret_cast<const char*>(&size), sizeof size);
-    const auto of_rank_0 = comm.all_gather_bytes(sizes).front();
-    std::vector<std::int64_t> wanted(of_rank_0.size() / sizeof(std::int64_t));
-    std::memcpy(wanted.data(), of_rank_0.data(), of_rank_0.size());
+    const auto wanted = base::all_gather_lists(comm, member.sizes().vec()).front();
     member = comm.rank() == 0 ? member.contiguous() : at::empty(wanted, member.options());
     broadcast(comm, member);
   }

@@ -5,13 +5,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "base/mix.h"
 #include "engine/rank_agreement.h"
 #include "engine/state_access.h"
@@ -81,7 +81,7 @@ std::vector<Replica> replicas_of(const Parts& p, int axis, bool common) {
       if (common && members[i].is_cut()) continue;
       replicas.push_back({"parameter " + members[i].name,
                           hash_of_bytes(states.read_params(*p.program->groups()[g], facts.layout.parameter_offset(i),
-                                                     facts.layout.parameter_numel(i)))});
+                                                           facts.layout.parameter_numel(i)))});
     }
   }
   return replicas;
@@ -172,22 +172,17 @@ std::string differences(comm::Group& ranks, std::int64_t world_rank, const std::
   struct Digest {
     std::int64_t rank;
     std::uint64_t hash;
-  } digest{world_rank, XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t))};
-  std::vector<Digest> all;
-  for (const auto& text : ranks.all_gather_bytes({reinterpret_cast<const char*>(&digest), sizeof digest})) {
-    ZERO_CHECK(text.size() == sizeof digest, "a hash of ", text.size(), " bytes");
-    std::memcpy(&all.emplace_back(), text.data(), sizeof digest);
-  }
+  };
+  const auto all = base::all_gather_values(
+      ranks, Digest{world_rank, XXH3_64bits(hashes.data(), hashes.size() * sizeof(std::uint64_t))});
   if (std::all_of(all.begin(), all.end(), [&](const Digest& other) { return other.hash == all[0].hash; })) return "";
-  const auto lists =
-      ranks.all_gather_bytes({reinterpret_cast<const char*>(hashes.data()), hashes.size() * sizeof(std::uint64_t)});
+  const auto lists = base::all_gather_lists(ranks, hashes);
   std::vector<std::string> names;
   for (const auto& replica : mine) names.push_back(replica.name);
   std::vector<Holder> holders;
   for (std::size_t r = 0; r < lists.size(); ++r) {
-    auto& theirs = holders.emplace_back(std::to_string(all[r].rank), hashes).hashes;
-    ZERO_CHECK(lists[r].size() == hashes.size() * sizeof(std::uint64_t), "hashes of ", lists[r].size(), " bytes");
-    if (!theirs.empty()) std::memcpy(theirs.data(), lists[r].data(), lists[r].size());
+    ZERO_CHECK(lists[r].size() == hashes.size(), lists[r].size(), " hashes");
+    holders.emplace_back(std::to_string(all[r].rank), lists[r]);
   }
   return odd_ones(names, holders, "rank");
 }

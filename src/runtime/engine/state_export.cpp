@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "base/hex.h"
 #include "engine/dtypes.h"
 #include "engine/gathered_state.h"
@@ -56,11 +57,10 @@ std::string StateExport::state_hash() {
       if (!p_.groups[g].trainable) continue;
       for (int state = 0; state <= p_.run.num_slots; ++state) add(states_.shard(group(g), state));
     }
-    auto own = XXH3_128bits_digest(hash);
+    const auto own = XXH3_128bits_digest(hash);
     XXH3_freeState(hash);
-    std::string all;
-    for (const auto& text : p_.comm->all_gather_bytes({reinterpret_cast<const char*>(&own), sizeof own})) all += text;
-    const auto digest = XXH3_128bits(all.data(), all.size());
+    const auto all = base::all_gather_values(*p_.comm, own);
+    const auto digest = XXH3_128bits(all.data(), all.size() * sizeof own);
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);
     return base::hex(canonical.digest, sizeof canonical.digest);

@@ -4,9 +4,8 @@
 #include <ATen/ATen.h>
 #include <xxhash.h>
 
-#include <cstring>
-
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "engine/reduced_gradient.h"
 #include "engine/replicas.h"
 #include "observe/status_page.h"
@@ -140,12 +139,8 @@ std::vector<double> Stepper::exchange_norms(double squares) {
     mine.tag = hash_of_choices();
     compare_experts(p_);
     const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait, "norm");
-    std::vector<DeviceNorm::Part> all;
-    for (const auto& text : p_.comm->all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-      ZERO_CHECK(text.size() == sizeof mine, "a norm of ", text.size(), " bytes");
-      std::memcpy(&all.emplace_back(), text.data(), sizeof mine);
-      norms.push_back(all.back().sum);
-    }
+    const auto all = base::all_gather_values(*p_.comm, mine);
+    for (const auto& part : all) norms.push_back(part.sum);
     check_choices(all);
   }
   p_.relay.forget();  // all ranks have communicated
@@ -190,8 +185,8 @@ void Stepper::fail_numerically() {
   // Every overflow before these has halved the scale.
   const auto at = scaler.dynamic() ? base::join(" at the minimum loss scale, ", scaler.scale()) : std::string();
   throw InternalError(
-      p_.where("step") + base::join(scaler.state().floor, " steps in a row had non-finite gradients", at,
-                                    ", first in ", culprits, losses,
+      p_.where("step") + base::join(scaler.state().floor, " steps in a row had non-finite gradients", at, ", first in ",
+                                    culprits, losses,
                                     ". Hint: lower the learning rate, or look at the data; libzero.max_skipped_steps "
                                     "sets the limit."),
       ExitCode::kNumerical);

@@ -17,6 +17,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "base/gathered_values.h"
 #include "net/transport_choice.h"
 
 namespace zero::comm::shm {
@@ -72,13 +73,10 @@ class Vector final : public SymmetricBuffer {
     struct Placed {
       std::uint64_t shard, number, begin;
     };
-    const Placed mine{arena.offset(shard), arena.offset(mine_->epoch.number), mine_->epoch.begin};
-    const auto all = place.all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine});
-    std::vector<Placed> placed(all.size());
+    const auto placed = base::all_gather_values(
+        place, Placed{arena.offset(shard), arena.offset(mine_->epoch.number), mine_->epoch.begin});
     for (int rank = 0; rank < identity_.size; ++rank) {
-      Placed& its = placed[rank];
-      ZERO_CHECK(all[rank].size() == sizeof its, "rank ", identity_.rank_in_run(rank), " shared something else");
-      std::memcpy(&its, all[rank].data(), sizeof its);
+      const Placed& its = placed[rank];
       auto* const number = const_cast<std::byte*>(group_->base(rank) + its.number);
       if (rank != identity_.rank) mine_->peers->push_back({reinterpret_cast<Epoch::Number*>(number), its.begin});
     }
