@@ -3,6 +3,8 @@
 
 #include <map>
 
+#include "base/utf8.h"
+
 namespace zero::config {
 namespace {
 
@@ -37,27 +39,11 @@ class Reader {
 
   void check_utf8() {
     for (std::size_t i = 0; i < text_.size();) {
-      const auto c = static_cast<unsigned char>(text_[i]);
-      std::size_t extra = 0;
-      unsigned least = 0, code = c;
-      if (c == 0) fail("bad-utf8", i, 1, "got a NUL at byte " + std::to_string(i));
-      if (c >= 0xF0 && c < 0xF8)
-        extra = 3, least = 0x10000, code = c & 7u;
-      else if (c >= 0xE0 && c < 0xF0)
-        extra = 2, least = 0x800, code = c & 15u;
-      else if (c >= 0xC0 && c < 0xE0)
-        extra = 1, least = 0x80, code = c & 31u;
-      else if (c >= 0x80)
-        fail("bad-utf8", i, 1,
-             "got byte " + std::to_string(c) + " at offset " + std::to_string(i) + ", expected UTF-8");
-      for (std::size_t k = 1; k <= extra; ++k) {
-        const auto d = i + k < text_.size() ? static_cast<unsigned char>(text_[i + k]) : 0u;
-        if ((d & 0xC0u) != 0x80u) fail("bad-utf8", i, 1, "got a broken UTF-8 sequence at byte " + std::to_string(i));
-        code = code << 6 | (d & 63u);
-      }
-      if (code < least || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000))
-        fail("bad-utf8", i, 1, "got an overlong or forbidden UTF-8 sequence at byte " + std::to_string(i));
-      i += extra + 1;
+      const auto character = base::first_character(std::string_view(text_).substr(i));
+      if (character.code == 0) fail("bad-utf8", i, 1, "got a NUL at byte " + std::to_string(i));
+      if (character.code < 0)
+        fail("bad-utf8", i, 1, "got a broken, overlong or forbidden UTF-8 sequence at byte " + std::to_string(i));
+      i += character.bytes;
     }
   }
 
