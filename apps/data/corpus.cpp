@@ -66,7 +66,7 @@ std::int64_t restored_position(const std::string& json, const ReaderFacts& facts
   for (const auto& [key, value] : facts)
     if (saved[key].get<std::uint64_t>() != value)
       refuse(std::string(key) + " " + std::to_string(value),
-             saved[key].dump() + " as when the position was saved. Hint: go on with the same " + same);
+             saved[key].dump() + " as when the position was saved. Hint: continue with the same " + same);
   if (saved["position"].get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX))
     refuse("position " + saved["position"].dump(), "less than 2^63");
   return saved["position"].get<std::int64_t>();

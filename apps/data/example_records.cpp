@@ -102,7 +102,7 @@ class PromptMaker : public RecordMaker {
   // With the end of the text. The answer to a question follows "Answer:" and a space. Its tokens are those of both
   // texts as one, after the prompt's (as TRL does): by itself, a tokenizer of words would begin it with a space. Where
   // the two texts join in one token, so that the prompt's tokens are others, the answer is tokenised by itself: a model
-  // goes on from the prompt's own tokens.
+  // continues the prompt's own tokens.
   std::vector<std::int32_t> completion(const Record& record) const {
     const auto* text = record.find("completion");
     const std::string answer = text != nullptr ? *text : record.answers.empty() ? "" : " " + record.answers[0].text;

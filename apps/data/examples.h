@@ -80,10 +80,10 @@ class Examples {
   // Held-out records, for evaluation by generated text: Prompt, Seq2Seq, Qa. 0 for the other tasks.
   std::int64_t heldout_records() const;
   Record heldout_record(std::int64_t index) const;
-  // Prompt: what the model goes on from, at most sequence - answer_tokens tokens, whatever the reference is. Seq2Seq:
+  // Prompt: what the model continues, at most sequence - answer_tokens tokens, whatever the reference is. Seq2Seq:
   // the source, without padding.
   std::vector<std::int32_t> heldout_prompt(std::int64_t index) const;
-  // Of any text: what the model goes on from, of any length. Seq2Seq: as a source.
+  // Of any text: what the model continues, of any length. Seq2Seq: as a source.
   std::vector<std::int32_t> prompt_of(const std::string& text) const;
   // The accepted texts: answers (a question without one: an empty text), the completion or the target.
   std::vector<std::string> references(std::int64_t index) const;

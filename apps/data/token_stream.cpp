@@ -59,7 +59,7 @@ int off_standard(int fd) {
 // A file with a name that no other process or thread has. It disappears with this object unless it was renamed.
 class PartFile {
  public:
-  explicit PartFile(const std::filesystem::path& beside) : path_(beside.string() + ".XXXXXX") {
+  explicit PartFile(const std::filesystem::path& target) : path_(target.string() + ".XXXXXX") {
     const int fd = off_standard(::mkostemp(path_.data(), O_CLOEXEC));
     if (fd < 0) fail("a file that can be written. Hint: set TMPDIR, or give another cache");
     file_ = ::fdopen(fd, "w+b");

@@ -1,4 +1,4 @@
-// adapter_config.json of PEFT, which is beside the weights of low-rank adapters.
+// adapter_config.json of PEFT, which is next to the weights of low-rank adapters.
 #pragma once
 #include <string>
 #include <vector>

@@ -73,7 +73,7 @@ Prompts columns_from(const at::Tensor& tokens, std::int64_t first) {
   return rows;
 }
 
-// Of models that go on from their prompts.
+// Of models that continue their prompts.
 template <class Model>
 Prompts generated(Model& model, const Prompts& prompts, const GenerateOptions& options) {
   const auto rows = rows_of(prompts, /*in_front=*/true, model->parameters().front().device());

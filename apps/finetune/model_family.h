@@ -38,7 +38,7 @@ struct GenerateOptions {
   GeneratePlan how;
   std::uint64_t seed = 1;
   std::vector<std::int64_t> ends;  // tokens of which any ends a text
-  bool all_forwards = false;       // go on after all texts have ended, as ranks must that gather parameters
+  bool all_forwards = false;       // continue after all texts have ended, as ranks must that gather parameters
 };
 
 // A model's shape, and after make() the model.

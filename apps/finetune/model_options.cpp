@@ -87,7 +87,7 @@ void declare_model(Command& c, ModelArguments& a) {
            8, std::int64_t{1} << 24);
   c.option("--generate", a.generate, "HOW",
            "how the sample is generated: greedy, top_k=K, top_p=P, also with temperature=T (greedy)");
-  c.repeated("--prompt", a.prompts, "TEXT", "a text to go on from at the end (without it a held-out one)");
+  c.repeated("--prompt", a.prompts, "TEXT", "a text to continue at the end (without it a held-out one)");
   c.option("--predictions", a.predictions, "FILE",
            "with --task qa: the answers of the last evaluation by id, as SQuAD's evaluation script reads them");
   c.option("--lora", a.lora, "SPEC",

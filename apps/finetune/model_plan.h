@@ -43,7 +43,7 @@ struct ModelPlan {
   std::vector<std::string> data, eval_data;
   std::int64_t seq_length = 0;  // 0: that of the model, at most 512
   std::optional<GeneratePlan> generate;
-  std::vector<std::string> prompts;  // texts that the model goes on from at the end; empty: a held-out one
+  std::vector<std::string> prompts;  // texts that the model continues at the end; empty: a held-out one
   std::string token_cache;           // folder in which ranks and runs share tokens; empty: each rank makes its own
   std::string predictions;           // file for the held-out answers, as SQuAD's script reads them; empty: none
   std::optional<LoraPlan> lora;

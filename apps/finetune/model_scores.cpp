@@ -14,7 +14,7 @@
 namespace zero::cli {
 namespace {
 
-constexpr std::int64_t kPromptTokens = 16;  // of running text that a sample goes on from
+constexpr std::int64_t kPromptTokens = 16;  // of running text that a sample continues
 
 // One window's scores, as bytes that ranks exchange: its index, then two scores for each of `tokens` tokens.
 void append_window(std::string& bytes, std::int64_t index, const at::Tensor& scores, std::int64_t tokens) {

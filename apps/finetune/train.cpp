@@ -141,7 +141,7 @@ int zero_train(int argc, char** argv) {
   publish(failure);
   comm->abort(failure.text);
   // For these errors all ranks have the same text.
-  const bool alike = failure.code == ExitCode::kNumerical || failure.code == ExitCode::kCheckpoint;
-  if (!alike || comm->rank() == 0) print_error("train", failure.text);
+  const bool same_text = failure.code == ExitCode::kNumerical || failure.code == ExitCode::kCheckpoint;
+  if (!same_text || comm->rank() == 0) print_error("train", failure.text);
   return static_cast<int>(failure.code);
 }

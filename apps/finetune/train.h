@@ -63,7 +63,7 @@ struct TrainPlan {
   std::string init_from;  // weights that a run which is not resumed begins with; empty: those of the seed
   ImportOptions init;
   std::string export_to;     // where weights for other libraries go at the end; empty: nowhere
-  bool is_exported = false;  // by an earlier attempt, which a restart goes on from
+  bool is_exported = false;  // by an earlier attempt, which a restart continues from
   ExportOptions exported;
   std::vector<std::string> command;  // the words after "zero"
   double holdout = 0;

@@ -187,7 +187,7 @@ void declare_train(Command& c, TrainArguments& a) {
   c.flag("--save-async", a.save_async, "write checkpoints while training continues");
   c.option("--resume", a.resume, "TAG|auto", "resume from a checkpoint; auto: the newest complete one, if any");
   c.flag("--weights-only", a.weights_only,
-         "with --resume: take the weights alone; optimizer, steps and the position in the text start anew");
+         "with --resume: take the weights alone; optimizer, steps and the position in the text start again");
   c.repeated("--partial", a.left_out, "PATTERN",
              "with --resume or --init-from: parameters that may be missing or have another shape keep their values");
   c.option("--init-from", a.init_from, "SRC",

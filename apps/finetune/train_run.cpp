@@ -129,7 +129,7 @@ bool goes_on_after_restart(Communicator& comm, const std::string& dir) {
       const auto saved = nlohmann::json::parse(info.user_state, nullptr, false);
       found = !info.weights_only && saved.is_object() && saved.value(kRunKey, "") == launched_run();
     } catch (const std::exception&) {
-      // Nothing to go on from; the load of the weights says what is wrong.
+      // Nothing to resume from; the load of the weights says what is wrong.
     }
   }
   return comm.all_gather_bytes(found ? "1" : "0").front() == "1";

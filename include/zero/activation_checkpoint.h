@@ -82,7 +82,7 @@ auto activation_checkpoint(Fn&& fn, Inputs&&... inputs) {
   }
 }
 
-// For a decision in a checkpointed function that both runs have to make alike, such as the choice of experts, where
+// For a decision in a checkpointed function that must be the same in both runs, such as the choice of experts, where
 // computing it again could round differently, draw random numbers or communicate. Calls fn() and returns its result,
 // which is kept for the recomputation; that returns it, with the random number generators as fn left them, without a
 // call of fn. A plain call of fn outside of activation_checkpoint(). Local. Nothing may be differentiable in the

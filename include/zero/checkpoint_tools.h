@@ -74,7 +74,7 @@ ZERO_API CheckpointInfo inspect_checkpoint(const std::filesystem::path& dir, con
 // checkpoints of any number of ranks, parallel degrees and stage. Reads every part. Throws as inspect_checkpoint().
 ZERO_API std::string checkpoint_digest(const std::filesystem::path& dir, const std::string& tag = "");
 
-// Writes the weights of a checkpoint, or of someone's files, for other libraries: `source` is a directory of
+// Writes the weights of a checkpoint, or of other files, for other libraries: `source` is a directory of
 // checkpoints (`tag`, or the newest complete one), one checkpoint, a safetensors file, its index or a directory of
 // them. Masters of trained parameters, values of frozen ones, buffers. `out` appears when it is complete and on disk.
 // Holds 32 MiB of a tensor at most. Throws ConfigError if `out` exists or names do not fit (all of them in one error),
@@ -82,7 +82,7 @@ ZERO_API std::string checkpoint_digest(const std::filesystem::path& dir, const s
 ZERO_API ExportReport export_checkpoint(const std::filesystem::path& source, const std::filesystem::path& out,
                                         const ExportOptions& options = {}, const std::string& tag = "");
 
-// What someone's files hold, of any kind that libzero reads: its own checkpoints, safetensors, files of torch.save,
+// What given files hold, of any kind that libzero reads: its own checkpoints, safetensors, files of torch.save,
 // checkpoints of DeepSpeed and torch.distributed. Nothing in them is executed.
 struct SourceInfo {
   std::string format;                                        // "safetensors", "torch", "deepspeed", "dcp", "libzero"
@@ -118,11 +118,11 @@ struct CheckpointImported {
   std::int64_t global_steps = 0, bytes = 0;
   std::vector<std::string> remarks;  // one line each: what was left out, converted or assumed
 };
-// Makes the checkpoint DIR/TAG of someone's files; any number of ranks then loads it. Parameters become fp32 masters,
-// with the states of the optimizer that the files have; states that they do not have are zero. Of files that do not say
-// what they train, floating-point tensors are parameters and others buffers. Committed by one rename, as a save is.
-// Holds 4 MiB of a tensor at a time. Throws ConfigError if the tag exists or a name or dtype does not fit, IoError as
-// inspect_source() and for failed writes, InternalError (kNumerical) for Inf and NaN.
+// Makes the checkpoint DIR/TAG from files of other libraries; any number of ranks then loads it. Parameters become fp32
+// masters, with the states of the optimizer that the files have; states that they do not have are zero. Of files that
+// do not say what they train, floating-point tensors are parameters and others buffers. Committed by one rename, as a
+// save is. Holds 4 MiB of a tensor at a time. Throws ConfigError if the tag exists or a name or dtype does not fit,
+// IoError as inspect_source() and for failed writes, InternalError (kNumerical) for Inf and NaN.
 ZERO_API CheckpointImported import_checkpoint(const std::filesystem::path& source, const std::filesystem::path& dir,
                                               const std::string& tag, const CheckpointImport& options = {});
 

@@ -55,8 +55,8 @@ struct BackwardOptions {
   bool recoverable = false;
   // The loss is a sum over the tokens (or samples) of this rank that count, and this is their number. It may differ
   // between ranks and be 0. The gradient is that of the sum over all ranks divided by the number on all ranks; without
-  // tokens on any rank it is zero. If not given, the loss is a mean, and every rank counts alike. All ranks give it or
-  // none does. [collective] One small message.
+  // tokens on any rank it is zero. If not given, the loss is a mean, and every rank counts equally. All ranks give it
+  // or none does. [collective] One small message.
   std::optional<std::int64_t> tokens = std::nullopt;
 };
 

@@ -67,7 +67,7 @@ def test_another_parameter_in_the_place_of_a_part() -> None:
         engine = libzero.Engine(model, settings(0, partition_config=PLAN))
         model.up.weight = torch.nn.Parameter(torch.zeros(8, 4))
         text = error_of(lambda: engine(torch.ones(3, 4)))
-        assert "aten::linear got 8 features beside up.bias, of which this rank holds rows" in text, text
+        assert "aten::linear got 8 features with up.bias, of which this rank holds rows" in text, text
 
     libzero.run_ranks(2, body)
 

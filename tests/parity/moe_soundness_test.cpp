@@ -108,7 +108,7 @@ TEST(MoeSoundness, OneExpertIsUnfrozen) {
     step();
     set("blocks.0.experts.3.", true);
     const auto text = error_of(step, "an expert that is unfrozen alone");
-    require(contains(text, "alike on every rank"), text);
+    require(contains(text, "in the same way on every rank"), text);
   });
   expect_passed({"shm", 2}, [](const Comm& comm) {
     const auto net = make_net(options_of(2, 1));

@@ -324,7 +324,7 @@ TEST_P(Backward, RatesSetByTheProgram) {
     engine.backward(loss_of(*net, comm->rank(), 4));
     engine.set_lr(0, 0.1 * (1 + comm->rank()));
     const auto different = error_of([&] { engine.step(); }, "other rates on other ranks");
-    require(contains(different, "set_lr() alike on every rank"), different);
+    require(contains(different, "set_lr() in the same way on every rank"), different);
   });
 }
 

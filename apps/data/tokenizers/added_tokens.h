@@ -14,7 +14,7 @@ struct AddedToken {
   std::string content;
   std::int32_t id = 0;
   bool special = false;
-  bool single_word = false;  // only where no word goes on before or behind it
+  bool single_word = false;  // only where no word continues before or behind it
   bool left_strip = false;   // takes the white space before it
   bool right_strip = false;  // and behind it
   bool normalized = false;   // is looked for in the normalised text

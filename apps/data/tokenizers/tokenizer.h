@@ -54,7 +54,7 @@ class Tokenizer {
   virtual std::string token_of(std::int32_t id) const = 0;
   virtual bool is_special(std::int32_t id) const = 0;
   const SpecialTokens& special() const { return special_; }
-  // Tokenizers with the same digest encode alike.
+  // Tokenizers with the same digest encode in the same way.
   std::uint64_t digest() const { return digest_; }
   // "byte-level BPE, 50257 tokens": for messages.
   virtual std::string description() const = 0;
@@ -68,9 +68,9 @@ class Tokenizer {
 };
 
 // From a folder as Hugging Face's models have it: tokenizer.json; without it vocab.json with merges.txt, vocab.txt,
-// spiece.model or tokenizer.model. tokenizer_config.json, special_tokens_map.json and added_tokens.json beside them
-// tell special tokens and options. Throws std::runtime_error that names the file, the place in it, what was found and
-// what can be read: what is unsupported is refused, never left out.
+// spiece.model or tokenizer.model. tokenizer_config.json, special_tokens_map.json and added_tokens.json next to
+// them tell special tokens and options. Throws std::runtime_error that names the file, the place in it, what was found
+// and what can be read: what is unsupported is refused, never left out.
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 
 // Ids 0 to 255 are bytes; 256 is the end of a text (end and padding).

@@ -1,4 +1,4 @@
-// The files beside a vocabulary: which tokens have a role, which were added, and options.
+// The files next to a vocabulary: which tokens have a role, which were added, and options.
 #include <algorithm>
 #include <array>
 

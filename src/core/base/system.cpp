@@ -41,7 +41,7 @@ std::filesystem::path folder_of(const void* address) {
 
 std::filesystem::path plugin_path(const char* name) {
   const auto own = folder_of(reinterpret_cast<const void*>(&plugin_path));
-  // Beside libzero; from a program beside that: where an installation, a build folder or a wheel has libraries.
+  // Next to libzero; from a program next to that: where an installation, a build folder or a wheel has libraries.
   std::filesystem::path path;
   std::error_code ignored;
   for (const auto& folder : {own, own.parent_path() / ZERO_LIBRARY_FOLDER, own.parent_path() / "lib"})

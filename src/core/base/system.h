@@ -18,7 +18,7 @@ std::int64_t number_in_env(const char* name, std::int64_t most);
 // The folder of the library or program that holds `address`; empty if it is unknown.
 std::filesystem::path folder_of(const void* address);
 
-// Where the plug-in library `name` belongs: beside libzero.so, or in the library folder of an installation whose
+// Where the plug-in library `name` belongs: next to libzero.so, or in the library folder of an installation whose
 // program was linked with libzero's objects.
 std::filesystem::path plugin_path(const char* name);
 

@@ -47,8 +47,8 @@ class Checker {
     faults_.error("conflict", entry ? entry->place : Place{}, pointer_of(entry ? entry->spelled : std::string(path)),
                   message, hint, related);
   }
-  void missing(std::string_view path, std::string_view beside, const std::string& message, const std::string& hint) {
-    const Entry* entry = find(beside);
+  void missing(std::string_view path, std::string_view near, const std::string& message, const std::string& hint) {
+    const Entry* entry = find(near);
     faults_.error("missing", entry ? entry->key_place : Place{}, pointer_of(path), message, hint);
   }
 

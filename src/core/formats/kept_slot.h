@@ -1,5 +1,5 @@
 // A kept snapshot: one rank's part of a checkpoint in memory that outlives the rank (base/kept_memory.h). The slot is a
-// directory for whoever writes or reads it, with the files of a checkpoint of format 2: a rank file, the hashes of its
+// directory for its writers and readers, with the files of a checkpoint of format 2: a rank file, the hashes of its
 // blocks and a manifest. Its first page says whether it is complete, and what it is of.
 #pragma once
 #include <deque>

@@ -73,7 +73,7 @@ std::string key_of(const std::string& kind, const std::string& name, std::int64_
 
 struct Manifest {
   int format = 2;
-  // Masters, frozen parameters and buffers: no optimizer states, no random numbers. No run can go on from it.
+  // Masters, frozen parameters and buffers: no optimizer states, no random numbers. No run can resume from it.
   bool weights_only = false;
   std::string libzero_version, libtorch_version;
   std::string tag, id, created;  // id: 32 hex digits of this save; created: UTC, ISO 8601

@@ -26,7 +26,7 @@ std::vector<CheckpointEntry> prune(FsOps& fs, const std::string& root_path, cons
   std::int64_t resumable = 0, weights = 0;
   for (auto& entry : list_checkpoints(fs, root_path)) {  // newest first
     if (!entry.fault.empty()) continue;
-    // Neither kind counts for the other: saves of weights must not push out what a run can go on from.
+    // Neither kind counts for the other: saves of weights must not push out what a run can resume from.
     const bool superfluous =
         entry.weights_only ? options.keep_weights > 0 && ++weights > options.keep_weights : ++resumable > options.keep;
     const bool named = std::find(options.also.begin(), options.also.end(), entry.tag) != options.also.end();

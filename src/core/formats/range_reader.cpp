@@ -216,7 +216,7 @@ void require_same_header(const Folder& folder, const Manifest& manifest, std::ui
   const auto& listed = manifest.files[number];
   const auto file = folder.open_file(listed.name, static_cast<std::uint64_t>(listed.bytes));
   const auto header = read_header(file);
-  if (listed.name == manifest.blocks) return;  // whoever reads rows checks them
+  if (listed.name == manifest.blocks) return;  // readers of rows check them
   std::map<std::string, const TensorEntry*> rest;
   for (const auto& entry : header.tensors) rest[entry.key] = &entry;
   const auto check = [&](const std::vector<Tensor>& tensors) {

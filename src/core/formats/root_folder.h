@@ -67,7 +67,7 @@ class Commit {
   std::optional<RootLock> lock_;
 };
 
-// Checkpoints that a reader can use: those that a run can go on from; these, or without any those of weights only; the
+// Checkpoints that a reader can use: those that a run can resume from; these, or without any those of weights only; the
 // newest of all.
 enum class Needs { Training, TrainingIfAny, Weights };
 

@@ -31,7 +31,7 @@ class DcpSource : public StoredSource {
       : StoredSource("dcp", std::move(folder), options),
         metadata_(files_.root().exists(kDcpMetadata) ? read_dcp_metadata(files_.root())
                                                      : read_dcp_shards(files_.root())) {
-    // Without a table of nested dictionaries, "model." is a part of names unless states are stored beside it.
+    // Without a table of nested dictionaries, "model." is a part of names unless states are stored next to it.
     if (metadata_.archives || has_states()) find_containers();
     read_objects();
     std::map<std::string, const DcpTensor*> model;

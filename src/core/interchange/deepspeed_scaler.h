@@ -12,7 +12,7 @@
 namespace zero::interchange {
 
 // The scaler in a dictionary of an optimizer's states: the object "loss_scaler" of stages 1 to 3, or the numbers that
-// stage 0 has beside the states. Nothing if there is none, or if the run was not in fp16: `fp16` says what is known of
+// stage 0 has next to the states. Nothing if there is none, or if the run was not in fp16: `fp16` says what is known of
 // it. Throws IoError (kCheckpoint) for impossible numbers.
 std::optional<SourceScaler> read_deepspeed_scaler(const PickleView& states, bool fp16);
 

@@ -173,7 +173,7 @@ class DeepSpeedSource : public StoredSource {
     }
   }
 
-  // Up to stage 2 the module is whole. Some of DeepSpeed's optimizers do not list frozen parameters beside it.
+  // Up to stage 2 the module is whole. Some of DeepSpeed's optimizers do not list frozen parameters in addition to it.
   void read_rest_of_module() {
     if (names_.model.size() != 1 || (groups_.empty() && !names_.universal)) return;
     std::set<std::string> known = buffers_;
@@ -477,7 +477,7 @@ class DeepSpeedSource : public StoredSource {
 
   void read_stage0() {
     if (names_.model.size() != 1)
-      fail("has no files *_optim_states.pt beside those of each rank's model, expected both");
+      fail("has no files *_optim_states.pt next to those of each rank's model, expected both");
     const auto file = files_.add(names_.model[0]);
     const auto one = archive(file);
     if (const auto root = one.root(); root.has("optimizer") && root.at("optimizer").is_dict()) {

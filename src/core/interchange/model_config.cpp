@@ -184,7 +184,7 @@ void give(Described& model, const std::string& field) {
     throw ConfigError("[export] config field: got " + key + "=" + text + ", expected " + model.known[key].dump() +
                       ", which the exported tensors have");
   if (model.known.contains(key)) return;
-  // Older versions have it beside the other parameters of rotary embeddings.
+  // Older versions have it next to the other parameters of rotary embeddings.
   if (key == "rope_theta" && model.assumed.contains("rope_parameters"))
     model.assumed["rope_parameters"]["rope_theta"] = value;
   model.known[key] = value;

@@ -189,7 +189,7 @@ class Mapper {
       for (std::size_t part = 0; part < sizes.size(); ++part)
         if (sizes[part] * rule.shares[0] != sizes[0] * rule.shares[part]) {
           faults_.push_back(base::join(fill(rule.theirs[part], joint.found.captures), ": has ", sizes[part],
-                                       " rows, which is not its share beside ", sizes[0], " rows of the first"));
+                                       " rows, which is not its share compared with ", sizes[0], " rows of the first"));
           return;
         }
       target.shape[0] = rows;

@@ -1,5 +1,5 @@
-// Name maps (zero.names/1): which tensor of a model is which tensor of someone's files, with the operation between
-// them. One table is applied in both directions. No files.
+// Name maps (zero.names/1): which tensor of a model is which tensor of another library's files, with the operation
+// between them. One table is applied in both directions. No files.
 #pragma once
 #include <map>
 #include <string>

@@ -1,5 +1,5 @@
 // The built-in name maps. "Theirs" are the names that transformers 5 writes, and PEFT for low-rank adapters
-// (models/lora.h), whose factors are nn.Linear beside a Conv1D as well.
+// (models/lora.h), whose factors are nn.Linear also for a Conv1D.
 #include <iterator>
 #include <utility>
 

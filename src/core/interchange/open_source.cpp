@@ -1,4 +1,4 @@
-// Recognises the kind of someone's files and opens them: source.h.
+// Recognises the kind of given files and opens them: source.h.
 #include <filesystem>
 
 #include "base/check.h"

@@ -1,4 +1,4 @@
-// New files that appear under their name when all of them are complete: written beside it, synced, renamed. Several
+// New files that appear under their name when all of them are complete: written next to it, synced, renamed. Several
 // processes may write ranges of the same files.
 #pragma once
 #include <cstdint>

@@ -8,7 +8,7 @@
 
 namespace zero::interchange {
 
-// `path`: a safetensors file, a "*.index.json" beside the files that it names, or a directory with "model.safetensors"
+// `path`: a safetensors file, a "*.index.json" next to the files that it names, or a directory with "model.safetensors"
 // or "model.safetensors.index.json". Ties are the entries of __metadata__ whose value is a tensor and whose key is not.
 // Throws IoError (kCheckpoint) for damage, ConfigError for a name without options.prefix.
 std::unique_ptr<TensorSource> open_safetensors(formats::FsOps& fs, const std::string& path,

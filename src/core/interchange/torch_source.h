@@ -7,7 +7,7 @@
 
 namespace zero::interchange {
 
-// `path`: a file, or an index ("pytorch_model.bin.index.json") beside the files that it names. Tensors have the kind
+// `path`: a file, or an index ("pytorch_model.bin.index.json") next to the files that it names. Tensors have the kind
 // "weight"; two names of one view of one storage are a tie. options.key: the dictionary in the file, keys joined by
 // '.'. Values that are no tensors become remarks. Throws IoError (kCheckpoint); ConfigError for a key that is not there
 // and for names without options.prefix.

@@ -1,4 +1,4 @@
-// The index beside the files of a large model, as Hugging Face writes it for safetensors and for files of torch: which
+// The index next to the files of a large model, as Hugging Face writes it for safetensors and for files of torch: which
 // tensor is in which file.
 #pragma once
 #include <cstdint>

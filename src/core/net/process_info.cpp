@@ -205,7 +205,7 @@ class Reader {
     const auto compare = [&](const char* name, int value, const char* chosen_name) {
       const auto text = environment_(name);
       if (text && number_of(*text) != value)
-        faults_.push_back(join("got ", name, "=", *text, " beside ", chosen_name, "=", value,
+        faults_.push_back(join("got ", name, "=", *text, " with ", chosen_name, "=", value,
                                ", expected one story (unset ", name, ", or complete its set with ",
                                missing_of(half).front(), ")"));
     };

@@ -82,9 +82,9 @@ PlanTime time_of(const config::Settings& settings, const PlanMachine& machine, c
                          seconds(static_cast<double>(work.updated_on_host), on_host));
   time.other = crowd * profile.step_s;
   // A GPU overlaps computation and communication; CPU ranks use the same cores for both.
-  const bool beside = machine.gpu && settings.zero.overlap_comm.value_or(settings.zero.stage == 3);
+  const bool overlapped = machine.gpu && settings.zero.overlap_comm.value_or(settings.zero.stage == 3);
   const double moving = std::max(time.network, time.host_link);
-  const double passes = beside ? std::max(time.compute, moving) : time.compute + time.network + time.host_link;
+  const double passes = overlapped ? std::max(time.compute, moving) : time.compute + time.network + time.host_link;
   if (time.compute <= 0) return time;  // without computation, its largest part, the sum would not be a prediction
   // The update pipelines reads, arithmetic and writes.
   time.step = passes + std::max(time.update, time.disk) + time.other;

@@ -32,8 +32,8 @@ void MemoryLedger::refuse(std::size_t tier, Purpose purpose, std::int64_t bytes)
       held += base::join(held.empty() ? "" : ", ", MemoryReport::name(static_cast<Purpose>(p)), " ", now_[tier][p]);
   throw ConfigError(
       base::join("[Engine] ", limit.key, ": got a need for ", bytes, " more bytes (", MemoryReport::name(purpose),
-                 ") beside the ", total(tier), " held (", held, "), expected at most ", limit.bytes, " in all (",
-                 limit.who, "). Hint: ",
+                 ") in addition to the ", total(tier), " held (", held, "), expected at most ", limit.bytes,
+                 " in all (", limit.who, "). Hint: ",
                  purpose == Purpose::Activations
                      ? "leave more room with memory.activations, take a smaller micro-batch, or checkpoint activations."
                      : "a larger budget; the model uses more of its parameters at once than was planned for."),

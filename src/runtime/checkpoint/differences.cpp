@@ -233,7 +233,7 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
             "checkpoint ", choice.tag, ": loading the checkpoint of ",
             layout_text(manifest.world, manifest.sequence, manifest.tensor), " on ",
             layout_text(state.parts.comm->size(), mesh.size("sp"), mesh.size("tp")),
-            options.weights_only ? "" : "; every rank's random numbers start anew, from a seed of the checkpoint's"));
+            options.weights_only ? "" : "; every rank's random numbers start again, from a seed of the checkpoint's"));
     const auto names = private_buffers(manifest);
     const auto rule = state.parts.settings.checkpoint.private_buffers;
     if (!names.empty() && manifest.world != state.parts.comm->size())
@@ -249,7 +249,7 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   const auto batch = state.parts.micro_batch * state.parts.accumulation * state.parts.mesh->size("dp");
   if (manifest.global_batch > 0 && manifest.global_batch != batch)
     notice(base::join("was trained with ", manifest.global_batch, " samples a step, this run has ", batch,
-                      "; schedules go on by steps"));
+                      "; schedules continue by steps"));
   if (const auto optimizer = optimizer_name(state.parts.settings.optimizer.type); manifest.optimizer != optimizer)
     notice("was trained with " + manifest.optimizer + ", this run has " + optimizer + ", which has the same states");
   const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");

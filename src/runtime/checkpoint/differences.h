@@ -26,7 +26,7 @@ bool was_frozen(const Names& stored, const std::string& name);
 bool same_layout(engine::State& state, const formats::Manifest& manifest);
 
 // Throw ConfigError that begins with `label`, the checkpoint. A checkpoint of weights only has none of the states that
-// a run goes on from.
+// a run resumes from.
 void require_resumable(const formats::Manifest& manifest, const std::string& label);
 // Optimizers with the same states may take each other's: Adam and AdamW.
 void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label);

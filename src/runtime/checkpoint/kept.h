@@ -36,7 +36,7 @@ class KeptSnapshots {
   // Call for a slot that is in offers().
   formats::Folder folder(int slot) { return slots_[static_cast<std::size_t>(slot)]->folder(); }
   formats::Manifest manifest(int slot);
-  // Removes all that fit this rank: the run goes on from something else.
+  // Removes all that fit this rank: the run continues from something else.
   void forget();
   void refuse(int slot) { headers_[static_cast<std::size_t>(slot)].reset(); }
 

@@ -41,7 +41,7 @@ class Arguments {
             " or more. Hint: the memory was released; gather it first");
   }
 
-  void alike(const at::Tensor& out, const at::Tensor& in) const {
+  void matching(const at::Tensor& out, const at::Tensor& in) const {
     flat("out", out);
     flat("in", in);
     require(out.scalar_type() == in.scalar_type(), "`in` of dtype ", dtype_text(in.scalar_type()), ", expected ",

@@ -161,7 +161,7 @@ void Group::count_sent(const char* op, std::uint64_t bytes) {
 
 std::shared_ptr<Work> Group::all_gather(at::Tensor out, const at::Tensor& in, std::string_view of) {
   const Arguments check("all_gather", *transport_);
-  check.alike(out, in);
+  check.matching(out, in);
   check.require(out.numel() == in.numel() * size(), "`out` of ", out.numel(), " elements, expected ",
                 in.numel() * size(), " (", size(), " ranks x ", in.numel(), " of `in`)");
   check.apart_or_own(out, in, true);
@@ -172,7 +172,7 @@ std::shared_ptr<Work> Group::all_gather(at::Tensor out, const at::Tensor& in, st
 
 std::shared_ptr<Work> Group::reduce_scatter(at::Tensor out, const at::Tensor& in) {
   const Arguments check("reduce_scatter", *transport_);
-  check.alike(out, in);
+  check.matching(out, in);
   check.sums(out);
   check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
                 out.numel() * size(), " (", size(), " ranks x ", out.numel(), " of `out`)");
@@ -185,7 +185,7 @@ std::shared_ptr<Work> Group::reduce_scatter(at::Tensor out, const at::Tensor& in
 std::shared_ptr<Work> Group::reduce_scatter_quantized(at::Tensor out, const at::Tensor& in, int bits) {
   if (!quantizes()) return reduce_scatter(std::move(out), in);
   const Arguments check("reduce_scatter_quantized", *transport_);
-  check.alike(out, in);
+  check.matching(out, in);
   check.sums(out);
   check.require(bits == 8 || bits == 4, bits, " bits, expected 8 or 4");
   check.require(in.numel() == out.numel() * size(), "`in` of ", in.numel(), " elements, expected ",
@@ -217,7 +217,7 @@ std::shared_ptr<Work> Group::broadcast(at::Tensor inout, int root) {
 
 std::shared_ptr<Work> Group::all_to_all(at::Tensor out, const at::Tensor& in) {
   const Arguments check("all_to_all", *transport_);
-  check.alike(out, in);
+  check.matching(out, in);
   check.require(out.numel() == in.numel(), "`out` of ", out.numel(), " elements, expected ", in.numel(), " as `in`");
   check.require(in.numel() % size() == 0, in.numel(), " elements, expected a multiple of the ", size(), " ranks");
   const std::vector<std::int64_t> numels(static_cast<std::size_t>(size()), in.numel() / size());
@@ -228,7 +228,7 @@ std::shared_ptr<Work> Group::all_to_all(at::Tensor out, const at::Tensor& in,
                                         const std::vector<std::int64_t>& out_numels,
                                         const std::vector<std::int64_t>& in_numels) {
   const Arguments check("all_to_all", *transport_);
-  check.alike(out, in);
+  check.matching(out, in);
   check.parts("out", out, out_numels);
   check.parts("in", in, in_numels);
   const auto own = static_cast<std::size_t>(rank());

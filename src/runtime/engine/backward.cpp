@@ -230,7 +230,7 @@ std::string Backward::unfrozen_units() const {
 void Backward::compare_unfrozen(const char* call) {
   if (const auto text = disagreement(*p_.comm, p_.where(call) + "the units with unfrozen parameters", unfrozen_units());
       !text.empty())
-    throw ConfigError(text + ". Hint: call requires_grad_() alike on every rank.");
+    throw ConfigError(text + ". Hint: call requires_grad_() in the same way on every rank.");
   p_.progress.release_saves(call);  // what is unfrozen gets a master
 }
 

@@ -120,7 +120,7 @@ std::vector<Replica> common_states(const Parts& p) {
   return result;
 }
 
-// What some ranks have alike, and each one's hashes.
+// What some ranks replicate, and each one's hashes.
 struct Holder {
   std::string rank;
   std::vector<std::uint64_t> hashes;

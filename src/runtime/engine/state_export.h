@@ -26,7 +26,7 @@ class StateExport {
   // forward and the first write, because peers may read a shard in place. A delayed update may still be running, and
   // continues if nothing is loaded; Stepper::begin_replacing() ends it.
   std::vector<StatePiece> pieces_to_load();
-  // What a rank that goes on in the same layout must load. Changes nothing.
+  // What a rank that continues in the same layout must load. Changes nothing.
   std::vector<StatePiece> pieces_to_keep();
   // Call after the pieces were filled: recomputes parameters from masters, on all ranks.
   void adopt_loaded();

@@ -117,7 +117,7 @@ void compare_experts(const Parts& parts) {
       if (theirs != mine)
         throw ConfigError(parts.where("step") +
                           "got other frozen experts than another rank that has the same ones. Hint: call "
-                          "requires_grad_() alike on every rank.");
+                          "requires_grad_() in the same way on every rank.");
 }
 
 }  // namespace
@@ -154,7 +154,7 @@ void Stepper::check_choices(const std::vector<DeviceNorm::Part>& parts) const {
   if (!different.empty())
     throw ConfigError(p_.where("step") +
                       "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
-                      ". Hint: call requires_grad_() and set_lr() alike on every rank.");
+                      ". Hint: call requires_grad_() and set_lr() in the same way on every rank.");
 }
 
 std::string Stepper::find_non_finite() const {
@@ -178,7 +178,7 @@ void Stepper::fail_numerically() {
       losses += base::join(losses.empty() ? "; the loss of the last step was not finite on rank " : ", ", r);
     }
     if (!names[r].empty())
-      culprits += base::join(culprits.empty() ? "" : ", ", p_.settings.zero.quantized_gradients ? "or beside " : "",
+      culprits += base::join(culprits.empty() ? "" : ", ", p_.settings.zero.quantized_gradients ? "or next to " : "",
                              names[r], " (in the shard of rank ", r, ")");
   }
   const auto& scaler = *p_.scaler;

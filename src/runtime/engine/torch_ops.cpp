@@ -51,7 +51,7 @@ void TorchTensorOps::copy_by_file(step::View to, step::View from) {
   }
 }
 
-// On its own stream, beside the rest of backward. The source must neither be freed nor overwritten before it was read:
+// On its own stream, during the rest of backward. The source must neither be freed nor overwritten before it was read:
 // it is kept, and the compute stream waits for the oldest copies if too much is kept.
 void TorchTensorOps::send_to_host(step::View to, step::View from) {
   constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;
@@ -104,9 +104,9 @@ void TorchTensorOps::copy(step::View to, step::View from, step::Lane lane) {
   std::optional<gpu::SideStream::Scope> side;
   if (lane == step::Lane::Unshard) side.emplace(lanes_.unshard);
   const torch_hooks::AllocationObserver::Pause pause;
-  const bool beside = !target.device.is_cpu() && buffers_.is_pinned(from.buffer);
-  buffers_.tensor(to).copy_(buffers_.tensor(from), /*non_blocking=*/beside);
-  if (beside) buffers_.mark_read(from.buffer);
+  const bool overlaps = !target.device.is_cpu() && buffers_.is_pinned(from.buffer);
+  buffers_.tensor(to).copy_(buffers_.tensor(from), /*non_blocking=*/overlaps);
+  if (overlaps) buffers_.mark_read(from.buffer);
 }
 
 void TorchTensorOps::accumulate(step::View to, step::View from) {

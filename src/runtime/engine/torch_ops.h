@@ -45,7 +45,7 @@ class TorchTensorOps final : public step::TensorOps {
   struct DeviceNorms {
     int ranks = 1;
     DeviceNorm::Gather gather;
-    std::function<std::uint64_t()> tag;                               // of what ranks must have alike
+    std::function<std::uint64_t()> tag;                               // of what must be equal on all ranks
     std::function<void(const std::vector<DeviceNorm::Part>&)> check;  // throws if they do not
   };
   void combine_norms(DeviceNorms how);

@@ -319,10 +319,10 @@ std::string faults_of_layer(const std::vector<ModelParameter>& parameters, std::
       if (other.expert->rest != parameter.expert->rest || other.sizes != parameter.sizes)
         faults += base::join("\n  ", parameter.name, " of shape ", at::IntArrayRef(parameter.sizes),
                              " is at the place of ", other.name, " of shape ", at::IntArrayRef(other.sizes),
-                             "; with ep_size above 1 experts are alike");
+                             "; with ep_size above 1 all experts must have the same parameters");
       else if (other.tensor.requires_grad() != parameter.tensor.requires_grad())
         faults += base::join("\n  ", parameter.name, " is ", frozen(parameter), " and ", other.name, " is ",
-                             frozen(other), "; with ep_size above 1 experts are alike");
+                             frozen(other), "; with ep_size above 1 all experts must have the same frozen parameters");
       else if (other.fp32 != parameter.fp32)
         faults += base::join("\n  ", parameter.name, parameter.fp32 ? " stays" : " does not stay", " fp32, unlike ",
                              other.name, "; libzero.keep_fp32 must name a parameter in all experts or in none");

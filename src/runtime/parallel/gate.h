@@ -1,7 +1,7 @@
 // The gate of a mixture of experts: which experts take which tokens, and with which weights. Arithmetic on one rank's
 // tensors, without communication. The choices, and the order and shape of random draws, are those of DeepSpeed's gate
-// on a CPU (deepspeed/moe/sharded_moe.py of 0.19.8): with one seed and the same logits both choose alike, except where
-// two gates are equal: here the lowest expert and the lowest token come first.
+// on a CPU (deepspeed/moe/sharded_moe.py of 0.19.8): with one seed and the same logits both make the same choices,
+// except where two gates are equal: here the lowest expert and the lowest token come first.
 #pragma once
 #include <ATen/core/Tensor.h>
 

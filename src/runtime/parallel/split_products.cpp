@@ -310,7 +310,7 @@ void SplitProducts::require_part_beside(torch_hooks::OperatorCall& call, const P
     return value.isTensor() && value.toTensor().dim() > 0 && value.toTensor().size(dim) == whole;
   };
   if (product ? !is_whole(product->weight, product->transposed ? -1 : 0) : !is_whole(0, -1) && !is_whole(1, -1)) return;
-  throw ConfigError(base::join("[Engine::forward] ", call.name(), " got ", whole, " features beside ", bias.name, ", ",
+  throw ConfigError(base::join("[Engine::forward] ", call.name(), " got ", whole, " features with ", bias.name, ", ",
                                holding(bias),
                                ": the weight of the same module was replaced behind the Engine. Hint: keep the tensor; "
                                "in a scope of gathered_parameters(true) write with copy_ to this rank's part, or give "

@@ -189,7 +189,7 @@ TEST(ProcessInfo, HalfASetBesideACompleteOneMustAgreeWithIt) {
   // `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE only; scripts export WORLD_SIZE for all.
   EXPECT_EQ(identity(with(kSlurm, {{"PMI_RANK", "6"}, {"PMI_SIZE", "8"}, {"WORLD_SIZE", "8"}})).source, "Slurm");
   const auto text = error(with(kSlurm, {{"WORLD_SIZE", "16"}}));
-  EXPECT_CONTAINS(text, "WORLD_SIZE=16 beside SLURM_NTASKS=8");
+  EXPECT_CONTAINS(text, "WORLD_SIZE=16 with SLURM_NTASKS=8");
 }
 
 TEST(ProcessInfo, ValuesThatAreNoNumbersOrOutOfRangeAllAtOnce) {

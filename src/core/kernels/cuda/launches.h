@@ -54,6 +54,6 @@ struct Order {
   int count;
   int of[kMaxOrder];
 };
-static_assert(sizeof(Order) + 3 * sizeof(void*) <= kMostArgumentBytes);  // beside the other arguments
+static_assert(sizeof(Order) + 3 * sizeof(void*) <= kMostArgumentBytes);  // with the other arguments
 
 }  // namespace zero::cuda

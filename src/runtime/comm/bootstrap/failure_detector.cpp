@@ -226,7 +226,7 @@ void FailureDetector::link_ended(Link& link) {
       cut ? base::join("[comm::watch] got no answer from rank ", link.rank, "'s host for 20 s (",
                        std::strerror(link.error), "), expected one (", where_,
                        "). Hint: that host stopped, or the network to it is cut; the rank itself may be alive.")
-          : base::join("[comm::watch] got the end of rank ", link.rank, "'s process, expected it to go on (", where_,
+          : base::join("[comm::watch] got the end of rank ", link.rank, "'s process, expected it to continue (", where_,
                        "). Hint: look at that rank's own output; 'killed' often means out of memory.");
   if (hub()) post(frame::kAbort, 0, base::join(link.rank, " ", reason), link.rank);
   note_failure(link.rank, reason);
@@ -262,7 +262,7 @@ std::string FailureDetector::get(const std::string& key, net::Clock::time_point 
   if (const auto found = keys_.find(key); found != keys_.end()) return found->second;
   if (failure_) throw CommError(failure_->reason, failure_->rank);
   throw CommError(
-      base::join("[comm::watch] got no key '", key, "' in time, expected every rank to go on (", where_, ")."));
+      base::join("[comm::watch] got no key '", key, "' in time, expected every rank to continue (", where_, ")."));
 }
 
 bool FailureDetector::has(const std::string& key) {

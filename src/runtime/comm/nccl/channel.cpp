@@ -224,7 +224,7 @@ void Channel::run() {
     if (!failed_at) {
       if (look(*oldest)) failed_at = net::Clock::now();
     } else if (*noticed_) {
-      abort();  // the program knows: whatever waits for the stream goes on
+      abort();  // the program knows: whatever waits for the stream continues
     } else if (net::Clock::now() - *failed_at >= std::min<milliseconds>(kUnnoticed, oldest->timeout)) {
       end_process(*oldest);
     }

@@ -57,7 +57,7 @@ class Channel {
   }
 
   std::optional<PeerFailure> failure() const;
-  // Throws the failure as CommError. The communicator is aborted first: what waits for it on a stream goes on.
+  // Throws the failure as CommError. The communicator is aborted first: what waits for it on a stream continues.
   void check() {
     if (const auto failed = failure()) raise(*failed);
   }

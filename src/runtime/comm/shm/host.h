@@ -55,7 +55,8 @@ class Host : public std::enable_shared_from_this<Host> {
   const Failure* failure() const;
 
   // A page for this rank in a group to come. Repeated calls return the same one, until it is taken. The page belongs to
-  // whoever takes it: when its rank leaves the group, it ends the counter and gives the page to pieces().
+  // the caller that takes it: when its rank leaves the group, the caller ends the counter and gives the page to
+  // pieces().
   PagePlace offer();
   PagePlace take_offer();
   // Of the group of all ranks.
