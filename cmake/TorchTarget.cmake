@@ -2,7 +2,7 @@
 # CUDA toolkit:
 #   torch::cpu        libtorch_cpu + libc10
 #   torch::gomp       the wheel's OpenMP run time
-#   torch::gloo       torch::cpu plus gloo's headers (headers only: never link a libgloo beside it)
+#   torch::gloo       torch::cpu plus gloo's headers (headers only: never also link a libgloo)
 # ZERO_NVCC, the CUDA 13 compiler for the CUDA plug-in, empty without one, and ZERO_HAS_NCCL for the
 # NCCL plug-in, if the toolkit's headers and NCCL are found.
 # A project that has called find_package(Torch) keeps that copy: two in one process do not work.

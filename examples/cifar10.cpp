@@ -1,5 +1,5 @@
 // DeepSpeed's CIFAR-10 tutorial with its network, flags and configuration: dense, or with layers of experts, at any
-// stage. docs/cifar10.md goes through it beside the tutorial's program.
+// stage. docs/cifar10.md compares it with the tutorial's program.
 //
 //   build/bin/zero run -n 2 build/examples/cifar10                       # pictures that it draws itself
 //   build/bin/zero run -n 2 build/examples/cifar10 --data DIR --stage 2 --moe --num-experts 2 --ep-world-size 2
@@ -58,7 +58,8 @@ void declare(zero::cli::Command& c, Arguments& a) {
   c.option("--ep-world-size", a.ep_world_size, "N", "ranks that share the experts of a layer (1)", 1, kMost);
   c.numbers("--num-experts", a.num_experts, "E [E ...]", "experts of each layer: one layer for each number (1)", 1,
             65536);
-  c.choice("--mlp-type", a.mlp_type, {"standard", "residual"}, "residual: with a dense expert beside the chosen ones");
+  c.choice("--mlp-type", a.mlp_type, {"standard", "residual"},
+           "residual: with a dense expert in addition to the chosen ones");
   c.option("--top-k", a.top_k, "K", "experts of a picture (1)", 1, 2);
   c.option("--min-capacity", a.min_capacity, "N", "pictures that an expert takes in any case (0)", 0, kMost);
   c.choice("--noisy-gate-policy", a.noisy_gate_policy, {"None", "RSample", "Jitter"},

@@ -23,10 +23,10 @@ int main(int argc, char** argv) {
     try {
       const auto tag = engine.load_checkpoint(dir);  // the newest complete one
       if (comm->rank() == 0)
-        std::printf("going on from %s at step %ld\n", tag.c_str(), static_cast<long>(engine.global_step()));
+        std::printf("resuming from %s at step %ld\n", tag.c_str(), static_cast<long>(engine.global_step()));
     } catch (const zero::Error& error) {
       if (error.code() != zero::ExitCode::kCheckpoint) throw;
-      if (comm->rank() == 0) std::printf("no checkpoint in %s: starting anew\n", dir.c_str());
+      if (comm->rank() == 0) std::printf("no checkpoint in %s: starting from the beginning\n", dir.c_str());
     }
     torch::manual_seed(static_cast<std::uint64_t>(1000 * engine.global_step() + comm->rank()));
     double last = 0;

@@ -79,7 +79,7 @@ GptConfig gpt(HfFields& f) {
 
 void rope(HfFields& f, std::string& faults, std::vector<std::string>& unknown, LlamaConfig& c) {
   c.rope_theta = f.number("rope_theta", 10000);
-  // Version 4 has rope_scaling beside rope_theta, version 5 both in rope_parameters.
+  // Version 4 has rope_scaling next to rope_theta, version 5 both in rope_parameters.
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* given = f.get(key);
     if (given == nullptr) continue;

@@ -195,7 +195,7 @@ def arguments() -> argparse.Namespace:
     add("--moe", action="store_true", help="layers with experts, for which are the options below")
     add("--num-experts", type=positive, nargs="+", metavar="N", help="experts of each layer (1)")
     add("--ep-world-size", type=positive, metavar="N", help="ranks that share the experts (1)")
-    add("--mlp-type", choices=["standard", "residual"], help="residual: a dense expert beside them (standard)")
+    add("--mlp-type", choices=["standard", "residual"], help="residual: also a dense expert (standard)")
     add("--top-k", type=int, choices=[1, 2], help="experts of a picture (1)")
     add("--min-capacity", type=int, metavar="N", help="pictures that an expert takes at least (0)")
     add("--noisy-gate-policy", choices=["None", "RSample", "Jitter"], help="noise while training (None)")

@@ -63,7 +63,7 @@ def arguments() -> argparse.Namespace:
         names = ("stage", "dtype", "batch_size", "accumulation")
         given = [name for name in names if getattr(args, name) != parser.get_default(name)]
         if given:
-            parser.error(f"--{given[0].replace('_', '-')} cannot be used beside --deepspeed_config: set it in the file")
+            parser.error(f"--{given[0].replace('_', '-')} cannot be used with --deepspeed_config: set it in the file")
     if args.resume and args.save is None:
         parser.error("--resume needs --save DIR, the folder of the checkpoints")
     return args

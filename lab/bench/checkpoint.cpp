@@ -1,6 +1,6 @@
 // `zero bench checkpoint`: the time, memory and bytes of a save, of a save in the background, and of loads at the same
-// and at another number of ranks, beside the rate at which the disk takes the same bytes. Ranks are processes, and the
-// measurements alternate in rounds. One rank's work is in checkpoint_rank.h.
+// and at another number of ranks, compared with the rate at which the disk takes the same bytes. Ranks are
+// processes, and the measurements alternate in rounds. One rank's work is in checkpoint_rank.h.
 #include <zero/library.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // `zero bench io`: throughput of a swap file by pattern, request size and depth, with every sector that is read
-// checked. --fio alternates with that program within one run, so that changes of the disk's speed affect both alike.
+// checked. --fio alternates with that program within one run, so that changes of the disk's speed affect both equally.
 // Streams are in io_measurement.h, the comparison in fio.h.
 #include <zero/errors.h>
 #include <zero/version.h>

@@ -1,7 +1,7 @@
 // `zero bench step`: the time of a training step at each stage and recipe, its parts, its memory and bytes sent,
 // compared with the same forward and backward without communication. Ranks are processes, and configurations alternate
-// in rounds, so that changes of the machine's speed affect all alike. One rank's work is in step_rank.h, starting ranks
-// in rank_processes.h.
+// in rounds, so that changes of the machine's speed affect all equally. One rank's work is in step_rank.h, starting
+// ranks in rank_processes.h.
 #include <torch/version.h>
 #include <zero/library.h>
 

@@ -468,7 +468,7 @@ def sections(folder, ratios_of):
 
 
 def summary(folder, kept=None):
-    """The whole document. `kept`: that of an earlier page, whose sections stay where nothing was measured anew."""
+    """The whole document. `kept`: that of an earlier page, whose sections stay where nothing was measured again."""
     found = {"schema": "zero.compare/2", "sizes": sections(folder, ratios),
              "python": sections(folder / "python", python_ratios),
              "parallel": sections(folder / "parallel", parallel_ratios)}

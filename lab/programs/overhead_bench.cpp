@@ -10,7 +10,7 @@
 //                  [--device cpu|cuda] [--world 1] [--kernels FILE] [--json]
 //
 // --world N: the engine is one rank of N whose peers do not exist (zero/fake_communicator.h): what sharding costs a
-// rank beside communication. Its losses mean nothing then.
+// rank in addition to communication. Its losses mean nothing then.
 // --kernels FILE: then one more turn of the engine under libtorch's profiler, whose trace (Chrome's format) goes to
 // FILE: kernels, copies and calls of CUDA on a GPU, operators on the CPU. lab/programs/kernel_list.py reads it.
 #include <torch/csrc/autograd/profiler_kineto.h>

@@ -1,7 +1,7 @@
 // What a save in the background costs the step after it, in one rank that computes with one thread: the call, the
-// forward and backward beside the writer, and the update with the commit. Steps with and without a save take turns.
+// forward and backward while the writer runs, and the update with the commit. Steps with and without a save take turns.
 //
-// Beside it, without the library, the forward and backward of the same model beside a stand-in for a writer: the same
+// Then, without the library, the forward and backward of the same model next to a stand-in for a writer: the same
 // bytes written directly by four threads, alone and with one more thread that is busy. What the busy one adds is the
 // kernel's work for the writes, which then runs on the CPU that computes.
 //
@@ -21,7 +21,7 @@ namespace {
 
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// Switches of this thread to another although it could go on.
+// Switches of this thread to another although it could continue.
 double switches() {
   rusage usage{};
   getrusage(RUSAGE_THREAD, &usage);
@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     return now_s() - begin;
   };
   compute();
-  const auto beside = [&](bool busy, Column& slower, Column& switched_beside) {
+  const auto with_writer = [&](bool busy, Column& slower, Column& switched) {
     for (long long r = 0; r < rounds; ++r) {
       const double alone = compute();
       std::atomic<bool> end{false};
@@ -138,14 +138,14 @@ int main(int argc, char** argv) {
       });
       const double before = switches();
       slower.add((compute() - alone) * 1e3);
-      switched_beside.add(switches() - before);
+      switched.add(switches() - before);
       writer.join();
       other.join();
     }
   };
   Column writes, writes_switched, both, both_switched;
-  beside(false, writes, writes_switched);
-  beside(true, both, both_switched);
+  with_writer(false, writes, writes_switched);
+  with_writer(true, both, both_switched);
   std::filesystem::remove_all(folder);
   const char* const format =
       flag.json

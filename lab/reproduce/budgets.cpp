@@ -1,6 +1,6 @@
-// What fits a budget of memory: DDP beside FSDP by size, the largest model of each stage, and of each tier. A budget is
-// the configuration's block `memory`, which the planner and the ranks decide by the same code; a run that would exceed
-// it is refused with exit code 4 and the smallest budget that works.
+// What fits a budget of memory: DDP compared with FSDP by size, the largest model of each stage, and of each tier. A
+// budget is the configuration's block `memory`, which the planner and the ranks decide by the same code; a run that
+// would exceed it is refused with exit code 4 and the smallest budget that works.
 #include <cmath>
 #include <limits>
 
@@ -189,7 +189,7 @@ Record reproduce_largest_model(Study& study) {
        base::join("By the formula 1, 16/(4 + 12/N), 16/(2 + 14/N) and N: with ", run.ranks, " ranks ", formula_ratios,
                   ". The rest of a rank's memory, activations and buffers, grows with the layers but is not sharded.")},
       {"measured, of what states alone allow", "65 % (baseline), 82 % (stage 1)", parts,
-       "Theirs includes activations, fragmentation and buffers of a fixed size beside 32 GB; here all of it is "
+       "Theirs includes activations, fragmentation and buffers of a fixed size in 32 GB; here all of it is "
        "counted, and one sample of few tokens needs less."}};
   record.notes = {
       "`zero plan --paper table2 --measure` finds the same by measured peaks without a budget, with tensor "
@@ -263,7 +263,8 @@ Record reproduce_offload(Study& study) {
   record.beside = {
       {"largest models, of DDP's", "1.4 B with DDP on one V100; 13 B (9.3x) with ZeRO-Offload; a DGX-2: 1 T with files",
        ours,
-       "What counts is the memory beside the device's: theirs had 1.5 TB of host memory for 32 GB GPUs and 28 TB of "
+       "What counts is the memory in addition to the device's: theirs had 1.5 TB of host memory for 32 GB GPUs and 28 "
+       "TB of "
        "NVMe. Here the host has 4 times and the file 8 times the device's budget. 12 of 16 bytes a parameter may leave "
        "the "
        "device in ZeRO-Offload, all of them in ZeRO-Infinity."}};

@@ -1,5 +1,5 @@
 // The experiments of `zero reproduce`: one function each, which runs programs and returns what it found. Each says
-// where in ZeRO's papers or in the documents about them it is from, and puts their figures beside its own.
+// where in ZeRO's papers or in the documents about them it is from, and puts their figures next to its own.
 #pragma once
 #include <string>
 #include <vector>

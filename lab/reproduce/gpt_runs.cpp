@@ -109,7 +109,7 @@ Largest find_largest(Study& study, const std::string& label, GptRun run, std::in
   };
   found.planned_layers =
       largest_whole(most, [&](std::int64_t layers) { return fits_by_plan(sized(layers), study.folder); });
-  // Usually the planned size is trained and the next one refused; else the search goes on by training.
+  // Usually the planned size is trained and the next one refused; else the search continues by training.
   std::int64_t good = 0, bad = 0, stride = 1;
   for (auto next = std::max<std::int64_t>(1, found.planned_layers); bad - good != 1;) {
     auto trained = train(study, label + "-" + std::to_string(next) + "-layers", sized(next), /*may_be_refused=*/true);

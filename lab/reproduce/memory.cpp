@@ -152,7 +152,7 @@ Record reproduce_homework(Study& study) {
   record.charts = {chart};
   const auto percent = [](double a, double b) { return fixed(100 * (a / b - 1), 1) + " %"; };
   record.beside = {
-      {"what forward adds at stage 2, and at stage 2 with offload, beside stage 1", "0.0 % and 0.0 %",
+      {"what forward adds at stage 2, and at stage 2 with offload, compared with stage 1", "0.0 % and 0.0 %",
        percent(added[1], added[0]) + " and " + percent(added[2], added[0]),
        "Activations do not depend on the stage or on where states are. At stage 3 forward adds more in the homework, "
        "as "

@@ -84,7 +84,7 @@ std::string html_table(const RecordTable& table) {
 }
 
 std::string html_beside(const Record& record) {
-  report::HtmlTable out("beside", "The paper's or document's figures beside these", kBeside);
+  report::HtmlTable out("beside", "The paper's or document's figures compared with these", kBeside);
   for (const auto& row : rows_of(record.beside))
     out.row(row[0], {report::words(row[1]), report::words(row[2]), report::words(row[3])});
   return out.done();
@@ -114,7 +114,7 @@ std::string text_of(const Record& record, std::size_t columns) {
     for (const auto& row : table.rows) shown.row(row);
     out += "\n" + paragraph(table.caption, columns) + shown.render(columns);
   }
-  if (!record.beside.empty()) out += "\nBeside the paper or document\n";
+  if (!record.beside.empty()) out += "\nCompared with the paper or document\n";
   for (const auto& one : record.beside) {
     out += paragraph("- " + one.what, columns) + paragraph("  theirs: " + one.theirs, columns) +
            paragraph("  here:   " + one.ours, columns) + paragraph("  " + one.why, columns);
@@ -139,7 +139,7 @@ std::string html_of(const std::vector<Record>& records) {
     out += report::section(record.name + ": " + record.title, record.question, body);
   }
   return out +
-         "<footer>Written by zero reproduce; exact figures are in reproduction.json beside this "
+         "<footer>Written by zero reproduce; exact figures are in reproduction.json next to this "
          "file.</footer>\n</main></body></html>\n";
 }
 
@@ -154,7 +154,7 @@ DocsPage docs_of(const std::vector<Record>& records, const std::string& stem) {
       "ZeRO's papers, and the lecture notes, homework and notebooks about them, have experiments with a table or a\n"
       "picture. Each is one command here, on sizes that a machine with two cores holds, with the figure of the paper "
       "or\n"
-      "document beside the one that was measured:\n\n"
+      "document next to the one that was measured:\n\n"
       "    zero reproduce                     # names and expected minutes\n"
       "    zero reproduce homework            # one of them; --quick: in seconds, on small sizes\n"
       "    zero reproduce all --docs " +

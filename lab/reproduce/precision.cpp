@@ -1,4 +1,4 @@
-// Mixed precision: the bytes of a 16-bit copy beside fp32 masters, and the search of the dynamic loss scale.
+// Mixed precision: the bytes of a 16-bit copy in addition to fp32 masters, and the search of the dynamic loss scale.
 #include <cmath>
 
 #include "base/check.h"
@@ -22,7 +22,8 @@ std::vector<double> notebook_scales() {
 Record reproduce_mixed_precision(Study& study) {
   Record record;
   record.question =
-      "What does a 16-bit copy of the parameters cost beside fp32, and how does the dynamic loss scale find its value? "
+      "What does a 16-bit copy of the parameters cost in addition to fp32, and how does the dynamic loss scale find "
+      "its value? "
       "(A notebook from mixed precision to ZeRO-Infinity; Micikevicius et al., arXiv:1710.03740.)";
   std::vector<std::string> words{"bench",    "stages", "--json",    "--quiet",   "--world",      "2",
                                  "--stages", "0",      "--recipes", "fp32,fp16", "--iterations", "3"};

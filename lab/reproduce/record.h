@@ -15,7 +15,7 @@ struct RecordTable {
   std::vector<std::vector<std::string>> rows;  // as shown; the first column is text, others are to the right
 };
 
-// A figure of the paper or document beside ours, and why they differ.
+// A figure of the paper or document compared with ours, and why they differ.
 struct Beside {
   std::string what, theirs, ours, why;
 };

@@ -63,7 +63,7 @@ std::vector<const Experiment*> chosen(const std::vector<std::string>& names) {
     }
     if (all.size() == before)
       throw ConfigError("[zero reproduce] got \"" + name + "\" a second time" +
-                        (name == "list" ? ", or beside an experiment" : "") + ", expected each experiment once");
+                        (name == "list" ? ", or with an experiment" : "") + ", expected each experiment once");
   }
   return all;
 }
@@ -206,7 +206,7 @@ int zero_reproduce(int argc, char** argv) {
   command.option("--out", arguments.out, "DIR", "charts, exact figures and the runs' folders (runs/reproduce)");
   command.flag("--quick", arguments.quick, "small sizes, in seconds: a check of the program, not of the claims");
   command.option("--text", arguments.text, "FILE", "text that the models are trained on (that of the GPL)");
-  command.option("--docs", arguments.docs, "PAGE.md", "also write a page with pictures beside it, and PAGE.json");
+  command.option("--docs", arguments.docs, "PAGE.md", "also write a page, its pictures next to it, and PAGE.json");
   command.option("--from", arguments.from, "FILE", "only write the page of --docs, from an earlier JSON file");
   if (!command.parse(argc, argv)) return 0;
   install_log_sink("reproduce", command.global());

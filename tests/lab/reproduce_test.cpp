@@ -261,7 +261,7 @@ TEST(Reproduce, ListsExperimentsAndRefusesOthers) {
   };
   refused({"homwork"}, "did you mean \"homework\"?");
   refused({"stages", "stages"}, "got \"stages\" a second time");
-  refused({"list", "stages"}, "got \"list\" a second time, or beside an experiment");
+  refused({"list", "stages"}, "got \"list\" a second time, or with an experiment");
   refused({"stages", "--text", folder}, "[--text]");
   refused({"--docs", folder + "/a.md"}, "[--docs] got no experiment");
   refused({"--from", folder + "/a.json"}, "without --docs");

@@ -47,12 +47,12 @@ std::vector<Row> rows_of(const Schedule& schedule, int step, Phase phase, int mi
   std::vector<Row> rows;
   for (const auto& event : schedule.events) {
     if (event.phase != phase || event.micro != micro || (phase != Phase::Build && event.step != step)) continue;
-    const auto alike = [&](const Row& row) {
+    const auto same_operation = [&](const Row& row) {
       const auto& e = row.event;
       return e.what == event.what && e.how == event.how && e.purpose == event.purpose && e.from == event.from &&
              e.to == event.to && e.neighbours == event.neighbours && e.quantized == event.quantized;
     };
-    const auto it = std::find_if(rows.begin(), rows.end(), alike);
+    const auto it = std::find_if(rows.begin(), rows.end(), same_operation);
     if (it == rows.end()) {
       rows.push_back({event, {event.unit}});
       continue;
@@ -110,7 +110,7 @@ std::vector<Part> parts_of(const Schedule& schedule, int step) {
     begin = end;
   }
   add("step", Phase::Step, 0, 1);
-  add("beside next step", Phase::Beside, 0, 1);
+  add("during next step", Phase::Beside, 0, 1);
   return parts;
 }
 
@@ -154,11 +154,13 @@ Cells cells_of(const Schedule& s, const Explained& what, const Holding& holding)
     return {"-", with(s.stage >= 2 && holding.ranks > 1 ? "of a unit whole, then own part" : "made, whole", sum),
             what.delayed ? "handed over" : with("read by the update", late)};
   }
-  if (holding.state == "gradients handed over") return {"read by the update beside", "read by the update beside", "-"};
+  if (holding.state == "gradients handed over")
+    return {"read by the update in background", "read by the update in background", "-"};
   if (holding.state == "parameters to come") return {"written by the update", "written by the update", "come into use"};
   if (holding.state == "second shards") return {"-", "read by neighbours", "void"};
   const auto moved = by(Phase::Step, What::OptimizerStates);
-  if (what.delayed) return {with("updated beside", by(Phase::Beside, What::OptimizerStates)), "updated beside", "-"};
+  if (what.delayed)
+    return {with("updated in background", by(Phase::Beside, What::OptimizerStates)), "updated in background", "-"};
   const auto early = by(Phase::Backward, What::OptimizerStates);
   return {"-", early.empty() ? "-" : early, with("updated", moved)};
 }

@@ -289,7 +289,7 @@ MeasuredText measure_models(const MeasuredModels& asked, const Global& global, s
   result.text =
       paragraph("Measured here: " + machine_line()) +
       paragraph(base::join("Largest GPT within ", asked.budget, " bytes a rank, ", asked.data,
-                           " data-parallel ranks beside each of t tensor-parallel ones, all on this machine")) +
+                           " data-parallel ranks for each of t tensor-parallel ones, all on this machine")) +
       largest_table(cells, columns) + "\n" + paragraph("The largest size of each, and one layer more: both were run") +
       runs_table(cells, columns) +
       paragraph(base::join(

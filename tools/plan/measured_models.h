@@ -1,5 +1,5 @@
 // `zero plan --paper table2 --measure`: the largest GPT that real ranks train within a budget, for each stage and
-// degree of tensor parallelism, beside the formula of ZeRO's Table 2. measured_models.cpp searches and prints, with
+// degree of tensor parallelism, next to the formula of ZeRO's Table 2. measured_models.cpp searches and prints, with
 // ranks as processes; measured_rank.cpp trains one shape on one rank. Both are in `zero-torch` only.
 #pragma once
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace zero::cli {
 
 struct MeasuredModels {
   std::uint64_t budget = 64'000'000;  // bytes of one rank
-  std::int64_t data = 2;              // data-parallel ranks, beside each tensor-parallel one
+  std::int64_t data = 2;              // data-parallel ranks, for each tensor-parallel one
   std::vector<int> tensor{1, 2}, stages{0, 1, 2, 3};
 };
 

@@ -1,6 +1,6 @@
 // Output and exit codes of all subcommands (docs/cli.md sections 2, 3, 9): results go to stdout, everything else to
-// stderr as "zero <command>: ..."; errors are converted to exit codes here. Programs beside `zero` that use the same
-// options have a name of their own.
+// stderr as "zero <command>: ..."; errors are converted to exit codes here. Programs other than `zero` that use the
+// same options have a name of their own.
 #pragma once
 #include <functional>
 #include <string>

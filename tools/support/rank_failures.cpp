@@ -57,15 +57,15 @@ int fail_alike(const std::string& command, const Failure& failure) {
 int agree_on_start(const std::string& command, Communicator& comm, const Failure& mine) {
   if (mine.code != ExitCode::kOk) publish(mine);
   const std::vector<std::string> all = comm.all_gather_bytes(mine.text);
-  bool any = false, alike = true;
+  bool any = false, equal = true;
   for (const std::string& text : all) {
     any = any || !text.empty();
-    alike = alike && text == all.front();
+    equal = equal && text == all.front();
   }
   if (!any) return 0;
-  if (!mine.text.empty() && (!alike || comm.rank() == 0)) {
+  if (!mine.text.empty() && (!equal || comm.rank() == 0)) {
     const std::string where =
-        alike ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
+        equal ? "" : " (rank " + std::to_string(comm.rank()) + "/" + std::to_string(comm.size()) + ")";
     print_error(command, mine.text + where);
   }
   comm.barrier();

@@ -1,5 +1,5 @@
-// The hosts and slots that a job still has after failures, and the number of ranks that it goes on with. Pure: nothing
-// is started or ended.
+// The hosts and slots that a job still has after failures, and the number of ranks that it continues with. Pure:
+// nothing is started or ended.
 #pragma once
 #include <optional>
 #include <string>

@@ -39,8 +39,8 @@ struct LaunchSettings {
   double grace_s = 3, stop_timeout_s = 600, hang_timeout_s = 600;
   double slow_timeout_s = 3600;  // limit during start-up, load and save; at least hang_timeout_s
   int max_restarts = 0;
-  // Restarts leave out a lost host, and a slot that failed twice in a row, and go on with at least so many ranks and
-  // hosts. 0: with all of them.
+  // Restarts leave out a lost host, and a slot that failed twice in a row, and continue with at least so many ranks
+  // and hosts. 0: with all of them.
   int min_ranks = 0, min_hosts = 1;
 };
 

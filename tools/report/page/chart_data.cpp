@@ -275,9 +275,9 @@ std::uint64_t sent_by(const RunRecord& run, const std::string& operation) {
 }
 
 std::string loss_unit(const std::vector<RunRecord>& runs) {
-  const bool alike = std::all_of(runs.begin(), runs.end(),
-                                 [&](const RunRecord& run) { return run.loss_unit == runs.front().loss_unit; });
-  return alike && !runs.empty() ? runs.front().loss_unit : "nats";
+  const bool same_unit = std::all_of(runs.begin(), runs.end(),
+                                     [&](const RunRecord& run) { return run.loss_unit == runs.front().loss_unit; });
+  return same_unit && !runs.empty() ? runs.front().loss_unit : "nats";
 }
 
 void share_purposes(std::vector<RunRecord>& runs) {

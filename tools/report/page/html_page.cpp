@@ -34,11 +34,11 @@ std::string subtitle_of(const Runs& runs) {
   std::string text = human_parameters(static_cast<double>(r.parameters)) + " parameters, " + r.recipe + ", " +
                      ranks_text(r) + " on " + (r.device == "cpu" ? "CPUs" : "GPUs") + " (" + r.transport + "), " +
                      grouped(static_cast<double>(r.tokens_per_step)) + " tokens a step; begun " + r.started;
-  const bool alike = std::all_of(runs.begin(), runs.end(), [&](const RunRecord& o) {
+  const bool equal = std::all_of(runs.begin(), runs.end(), [&](const RunRecord& o) {
     return o.parameters == r.parameters && o.recipe == r.recipe && o.world == r.world && o.mesh == r.mesh &&
            o.device == r.device && o.transport == r.transport && o.tokens_per_step == r.tokens_per_step;
   });
-  if (alike) return text;
+  if (equal) return text;
   text = "The runs differ in model, recipe, ranks or batch: see the tables. The first: " + text;
   if (!on_mesh(runs)) return text;
   for (std::size_t i = 0; i < runs.size(); ++i)
@@ -169,11 +169,12 @@ std::string memory_section(const Runs& runs) {
   std::string body =
       legend(purposes_shown(runs)) + chart("rest", "Bytes at rest and at the peak") + lower_tiers_table(runs);
   if (areas.empty()) body += details("The same as a table", memory_table(runs));
-  return out + section("At rest and at the peak",
-                       std::string(
-                           "Bars: what rank 0 holds between steps. The line goes on to the highest sum within a step") +
-                           (planned ? "; the diamond is the peak that was planned." : "."),
-                       body);
+  return out +
+         section(
+             "At rest and at the peak",
+             std::string("Bars: what rank 0 holds between steps. The line continues to the highest sum within a step") +
+                 (planned ? "; the diamond is the peak that was planned." : "."),
+             body);
 }
 
 Cell difference(std::uint64_t planned, std::uint64_t measured) {
@@ -368,7 +369,7 @@ std::string groups_section(const Runs& runs) {
   return section(
       "The groups in one step",
       "A row is a group of parameters that travels as one; the broad bars are compute on rank 0, the narrow ones its "
-      "communication, which may run beside the compute of other groups. The last row is what overlap did not hide.",
+      "communication, which may run during the compute of other groups. The last row is what overlap did not hide.",
       legend(entries) + body + details("The same as tables", tables));
 }
 

@@ -1,4 +1,4 @@
-// The script of the page that zero report writes: draws SVG from the data that html_page.cpp put beside it, and shows
+// The script of the page that zero report writes: draws SVG from the data that html_page.cpp put next to it, and shows
 // values under the pointer. It loads nothing and changes nothing but its charts; every number that matters is in a table
 // as well. In three parts: what all charts share, curves and areas, bars and groups. The build puts this file into the
 // program byte for byte (cmake/EmbedText.cmake).
@@ -374,7 +374,7 @@ data.runs.forEach((run, index) => {
     const thin = Math.max(3, Math.round(rowHeight * 0.26));
     for (const [row, kind, begin, end] of groups.slices) {
       const y = y1 + row * rowHeight, whole = kind === "who" || kind === "wai";
-      const moves = kind === "gat" || kind === "red" || kind === "tie";  // runs beside compute: the narrow bars
+      const moves = kind === "gat" || kind === "red" || kind === "tie";  // runs during compute: the narrow bars
       svgElement("rect", {
         x: place(begin), width: Math.max(0.8, place(end) - place(begin)), y: moves ? y + rowHeight - thin - 2 : y + 2,
         height: whole ? rowHeight - 4 : moves ? thin : rowHeight - thin - 5,

@@ -10,7 +10,7 @@ struct ChartSeries {
   std::string name;
   std::vector<double> x{};  // of lines
   std::vector<double> y{};  // not finite: nothing is drawn, and a line has a gap
-  bool dashed = false;      // a formula or another's figure beside measurements
+  bool dashed = false;      // a formula or another's figure next to measurements
 };
 
 struct Chart {

@@ -37,7 +37,7 @@ class DeepSpeedDataLoader:
     """[local] Each iteration over it is one epoch of this rank's samples, in batches of `batch_size`.
 
     Without data_sampler the samples are shuffled and dealt out by a DistributedSampler. Its order is the same in every
-    epoch unless the program calls data_sampler.set_epoch(). next(loader) goes on where the last call was.
+    epoch unless the program calls data_sampler.set_epoch(). next(loader) continues where the last call was.
     """
 
     def __init__(

@@ -724,7 +724,7 @@ class DeepSpeedEngine(torch.nn.Module):
         whole = load_optimizer_states and not load_module_only
         if whole and custom_load_fn is not None:
             raise NotImplementedError(
-                "cannot load optimizer states beside a custom_load_fn. Hint: load_module_only=True."
+                "cannot load optimizer states with a custom_load_fn. Hint: load_module_only=True."
             )
         if whole:
             self._engine.load_checkpoint(load_dir, taken, partial=_left_out(load_dir, taken, self._frozen()))

@@ -29,7 +29,7 @@ class _Adam(EngineOptimizer):
 
 
 class DeepSpeedCPUAdam(_Adam):
-    """[local] adamw_mode: decay beside the gradient (AdamW), else within it."""
+    """[local] adamw_mode: decoupled decay (AdamW), else decay is part of the gradient."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class DeepSpeedCPUAdam(_Adam):
 
 
 class FusedAdam(_Adam):
-    """[local] adam_w_mode: decay beside the gradient (AdamW), else within it. set_grad_none has no effect."""
+    """[local] adam_w_mode: decoupled decay (AdamW), else decay is part of the gradient. set_grad_none has no effect."""
 
     def __init__(
         self,
