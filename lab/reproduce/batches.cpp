@@ -119,7 +119,7 @@ Record reproduce_superlinear(Study& study) {
                             shape_text(run.gpt), "), bf16, stage 2; the budget is what one rank needs for one sample");
   record.tables = {table};
   record.charts = {chart};
-  record.beside = {
+  record.comparisons = {
       {"speed of a rank, of that on the fewest", "26, 37, 39, 36 TFLOP/s a GPU on 64, 128, 256, 400: 1, 1.4, 1.5, 1.4",
        base::join(ours, " on ", worlds.front(), " to ", worlds.back(), " ranks"),
        "Both rise for the same reasons: a larger batch uses the processor better, and the update of a rank's share is "
@@ -191,7 +191,7 @@ Record reproduce_checkpointing(Study& study) {
                             shape_text(run.gpt), "), one segment a layer");
   record.tables = {table};
   record.charts = {chart};
-  record.beside = {
+  record.comparisons = {
       {"activations kept, of those with recomputation", "60 GB of about 8 GB: 7.5 (1.5 B, 48 layers, sequence 1024)",
        base::join("batch ", fixed(again_ratio, 1), " times as large (", run.gpt.layers, " layers)"),
        base::join("A layer keeps about 34 + 5 a s / h values of two bytes a token and element (Korthikanti et al.), "

@@ -116,7 +116,7 @@ Record reproduce_ddp_vs_fsdp(Study& study) {
                             " MB a rank and no other memory");
   record.tables = {tables[0], tables[1]};
   record.charts = {chart};
-  record.beside = {
+  record.comparisons = {
       {"sizes where DDP runs; where it does not any more", "611 M and 2.28 B; 11.3 B (80 GB a GPU)",
        base::join("up to ", last_ddp.empty() ? "none" : last_ddp, "; ", first_refused.empty() ? "none" : first_refused,
                   " (", megabytes(static_cast<double>(run.device_budget)), " MB a rank)"),
@@ -184,7 +184,7 @@ Record reproduce_largest_model(Study& study) {
                             " ranks; all bytes of the ledger count, activations and buffers too");
   record.tables = {table};
   record.charts = {chart};
-  record.beside = {
+  record.comparisons = {
       {"largest models at stages 0 to 3, of stage 0's", "1, 3.82, 7.21, 64 (64 ranks: 2, 7.6, 14.4, 128 B)", ours,
        base::join("By the formula 1, 16/(4 + 12/N), 16/(2 + 14/N) and N: with ", run.ranks, " ranks ", formula_ratios,
                   ". The rest of a rank's memory, activations and buffers, grows with the layers but is not sharded.")},
@@ -260,7 +260,7 @@ Record reproduce_offload(Study& study) {
                             run.gpt.sequence, " tokens a rank, activation checkpointing, ", run.ranks, " ranks");
   record.tables = {table};
   record.charts = {chart};
-  record.beside = {
+  record.comparisons = {
       {"largest models, of DDP's", "1.4 B with DDP on one V100; 13 B (9.3x) with ZeRO-Offload; a DGX-2: 1 T with files",
        ours,
        "What counts is the memory in addition to the device's: theirs had 1.5 TB of host memory for 32 GB GPUs and 28 "

@@ -115,11 +115,11 @@ Record reproduce_delayed_update(Study& study) {
                  run.steps, " steps, warm-up of ", warmup, ", delay from step ", start);
   record.tables = {table};
   record.charts = std::move(charts);
-  record.beside = {{"the loss with delay", "the same curve (GPT-2 pre-training, from step 40 on; BERT fine-tuning too)",
-                    ours,
-                    "The effect is the learning rate's: a gradient of one step ago is a good one if a step changes "
-                    "little. Theirs were "
-                    "long runs with small rates; a short run at a large rate separates when the delay starts."}};
+  record.comparisons = {
+      {"the loss with delay", "the same curve (GPT-2 pre-training, from step 40 on; BERT fine-tuning too)", ours,
+       "The effect is the learning rate's: a gradient of one step ago is a good one if a step changes "
+       "little. Theirs were "
+       "long runs with small rates; a short run at a large rate separates when the delay starts."}};
   record.data = {{"start_step", start}, {"steps", run.steps}, {"ranks", run.ranks}, {"rows", rows}};
   return record;
 }
@@ -188,11 +188,12 @@ Record reproduce_experts(Study& study) {
                  "), bf16, stage 1, ", run.ranks, " ranks of ", run.batch, " samples, ", run.steps, " steps");
   record.tables = {table};
   record.charts = {chart};
-  record.beside = {{"size at equal cost",
-                    "\"a larger model at the cost of a smaller one\" (Switch: 7 times as fast to the same loss)", ours,
-                    "A token passes one expert, so its computation stays. What grows is the update, which is of all "
-                    "parameters: with "
-                    "few tokens a step, as here, it shows; with a thousand tokens an expert it does not."}};
+  record.comparisons = {
+      {"size at equal cost",
+       "\"a larger model at the cost of a smaller one\" (Switch: 7 times as fast to the same loss)", ours,
+       "A token passes one expert, so its computation stays. What grows is the update, which is of all "
+       "parameters: with "
+       "few tokens a step, as here, it shows; with a thousand tokens an expert it does not."}};
   record.notes = {
       "The tutorial's network for CIFAR-10, with its layers of experts, is docs/cifar10.md and "
       "examples/cifar10.cpp: it needs the data set."};

@@ -151,7 +151,7 @@ Record reproduce_homework(Study& study) {
   record.tables = {ours, theirs, times, shapes};
   record.charts = {chart};
   const auto percent = [](double a, double b) { return fixed(100 * (a / b - 1), 1) + " %"; };
-  record.beside = {
+  record.comparisons = {
       {"what forward adds at stage 2, and at stage 2 with offload, compared with stage 1", "0.0 % and 0.0 %",
        percent(added[1], added[0]) + " and " + percent(added[2], added[0]),
        "Activations do not depend on the stage or on where states are. At stage 3 forward adds more in the homework, "
@@ -233,7 +233,7 @@ Record reproduce_stages(Study& study) {
                             bench.at("transport").get<std::string>(), "), AdamW");
   record.tables = {table};
   record.charts = {chart};
-  record.beside = {
+  record.comparisons = {
       {"GB of a rank, 7.5 B parameters on 64 ranks, stages 0 to 3", "120, 31.4, 16.6, 1.88",
        base::join(gb(0), ", ", gb(1), ", ", gb(2), ", ", gb(3)),
        base::join("The formula for 64 ranks. On two ranks the measured bytes exceed it by at most ",

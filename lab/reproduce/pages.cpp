@@ -65,13 +65,14 @@ std::string markdown_table(const std::vector<std::string>& header, const std::ve
   return out;
 }
 
-std::vector<std::vector<std::string>> rows_of(const std::vector<Beside>& all) {
+std::vector<std::vector<std::string>> rows_of(const std::vector<Comparison>& all) {
   std::vector<std::vector<std::string>> rows;
   for (const auto& one : all) rows.push_back({one.what, one.theirs, one.ours, one.why});
   return rows;
 }
 
-const std::vector<std::string> kBeside = {"figure", "paper or document", "here", "why they differ, or do not"};
+const std::vector<std::string> kComparisonHeader = {"figure", "paper or document", "here",
+                                                    "why they differ, or do not"};
 
 std::string html_table(const RecordTable& table) {
   report::HtmlTable out(table.caption, table.caption, table.header);
@@ -83,9 +84,9 @@ std::string html_table(const RecordTable& table) {
   return out.done();
 }
 
-std::string html_beside(const Record& record) {
-  report::HtmlTable out("beside", "The paper's or document's figures compared with these", kBeside);
-  for (const auto& row : rows_of(record.beside))
+std::string html_comparisons(const Record& record) {
+  report::HtmlTable out("comparisons", "The paper's or document's figures compared with these", kComparisonHeader);
+  for (const auto& row : rows_of(record.comparisons))
     out.row(row[0], {report::words(row[1]), report::words(row[2]), report::words(row[3])});
   return out.done();
 }
@@ -114,8 +115,8 @@ std::string text_of(const Record& record, std::size_t columns) {
     for (const auto& row : table.rows) shown.row(row);
     out += "\n" + paragraph(table.caption, columns) + shown.render(columns);
   }
-  if (!record.beside.empty()) out += "\nCompared with the paper or document\n";
-  for (const auto& one : record.beside) {
+  if (!record.comparisons.empty()) out += "\nCompared with the paper or document\n";
+  for (const auto& one : record.comparisons) {
     out += paragraph("- " + one.what, columns) + paragraph("  theirs: " + one.theirs, columns) +
            paragraph("  here:   " + one.ours, columns) + paragraph("  " + one.why, columns);
   }
@@ -132,7 +133,7 @@ std::string html_of(const std::vector<Record>& records) {
     if (record.quick) body += "<p>--quick: sizes for a check of the program, not for conclusions.</p>\n";
     for (const auto& chart : record.charts) body += "<figure>" + report::svg_chart(chart) + "</figure>\n";
     for (const auto& table : record.tables) body += html_table(table);
-    if (!record.beside.empty()) body += html_beside(record);
+    if (!record.comparisons.empty()) body += html_comparisons(record);
     for (const auto& note : record.notes) body += "<p class=\"note\">" + html_text(note) + "</p>\n";
     body += "<p class=\"note\">" +
             html_text(machine_text(record) + "; took " + time_text(record) + "; " + record.command) + "</p>\n";
@@ -189,7 +190,8 @@ DocsPage docs_of(const std::vector<Record>& records, const std::string& stem) {
     }
     for (const auto& table : record.tables)
       out += "\n" + table.caption + ":\n\n" + markdown_table(table.header, table.rows, true);
-    if (!record.beside.empty()) out += "\n" + markdown_table(kBeside, rows_of(record.beside), false);
+    if (!record.comparisons.empty())
+      out += "\n" + markdown_table(kComparisonHeader, rows_of(record.comparisons), false);
     for (const auto& note : record.notes) out += "\n" + note + "\n";
     out += "\n`" + record.command + "`, " + time_text(record) + ".\n";
   }

@@ -94,7 +94,7 @@ Record reproduce_mixed_precision(Study& study) {
                  " steps from a scale of 2^32, hysteresis 2, window 1000, as in the notebook");
   record.tables = {bytes};
   record.charts = {chart, scales};
-  record.beside = {
+  record.comparisons = {
       {"fp32 parameters with a 16-bit copy, of fp32 parameters alone", "1.50 (1.5029 of 1.0020 MiB)",
        fixed((4 + copies[1]) / 4, 2), "The same: 4 + 2 bytes of 4. The fp32 values are called masters here."},
       {"activations of 16 bits, of fp32's", "half", fixed(activations[1] / activations[0], 2),

@@ -64,12 +64,12 @@ report::Chart chart_from(const Json& json) {
 }  // namespace
 
 Json json_of(const Record& record) {
-  Json tables = Json::array(), charts = Json::array(), beside = Json::array();
+  Json tables = Json::array(), charts = Json::array(), comparisons = Json::array();
   for (const auto& table : record.tables)
     tables.push_back({{"caption", table.caption}, {"header", table.header}, {"rows", table.rows}});
   for (const auto& chart : record.charts) charts.push_back(chart_of(chart));
-  for (const auto& one : record.beside)
-    beside.push_back({{"what", one.what}, {"theirs", one.theirs}, {"ours", one.ours}, {"why", one.why}});
+  for (const auto& one : record.comparisons)
+    comparisons.push_back({{"what", one.what}, {"theirs", one.theirs}, {"ours", one.ours}, {"why", one.why}});
   return {{"name", record.name},
           {"title", record.title},
           {"question", record.question},
@@ -81,7 +81,7 @@ Json json_of(const Record& record) {
           {"machine", record.machine},
           {"tables", tables},
           {"charts", charts},
-          {"beside", beside},
+          {"comparisons", comparisons},
           {"notes", record.notes},
           {"data", record.data}};
 }
@@ -108,9 +108,9 @@ Record record_of(const Json& json, const std::string& source) {
                             record.name + ", expected " + std::to_string(record.tables.back().header.size()));
     }
     for (const auto& chart : json.at("charts")) record.charts.push_back(chart_from(chart));
-    for (const auto& one : json.at("beside"))
-      record.beside.push_back({one.at("what").get<std::string>(), one.at("theirs").get<std::string>(),
-                               one.at("ours").get<std::string>(), one.at("why").get<std::string>()});
+    for (const auto& one : json.at("comparisons"))
+      record.comparisons.push_back({one.at("what").get<std::string>(), one.at("theirs").get<std::string>(),
+                                    one.at("ours").get<std::string>(), one.at("why").get<std::string>()});
     json.at("notes").get_to(record.notes);
     record.data = json.at("data");
   } catch (const Json::exception& error) {

@@ -16,7 +16,7 @@ struct RecordTable {
 };
 
 // A figure of the paper or document compared with ours, and why they differ.
-struct Beside {
+struct Comparison {
   std::string what, theirs, ours, why;
 };
 
@@ -27,7 +27,7 @@ struct Record {
   bool quick = false;
   std::vector<RecordTable> tables;
   std::vector<report::Chart> charts;
-  std::vector<Beside> beside;
+  std::vector<Comparison> comparisons;
   std::vector<std::string> notes;
   Json data = Json::object();  // exact: bytes, seconds, elements
   Json machine = Json::object();

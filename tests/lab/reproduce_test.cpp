@@ -38,8 +38,8 @@ json found(const std::string& name, const std::string& folder) {
   EXPECT_EQ(record.at("quick"), true);
   EXPECT_GT(record.at("cpu_seconds").get<double>(), 0.1);
   EXPECT_FALSE(record.at("tables").empty());
-  EXPECT_FALSE(record.at("beside").empty());
-  for (const auto& one : record.at("beside"))
+  EXPECT_FALSE(record.at("comparisons").empty());
+  for (const auto& one : record.at("comparisons"))
     for (const char* part : {"what", "theirs", "ours", "why"}) EXPECT_FALSE(one.at(part).get<std::string>().empty());
   const auto page = slurp(folder + "/index.html");
   EXPECT_NE(page.find("<svg"), std::string::npos);

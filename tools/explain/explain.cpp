@@ -337,7 +337,7 @@ int explain(int argc, char** argv) {
   }
   what.gpu = gpu;
   what.delayed = std::any_of(schedule.events.begin(), schedule.events.end(),
-                             [](const auto& e) { return e.phase == planning::Phase::Beside; });
+                             [](const auto& e) { return e.phase == planning::Phase::Background; });
   const auto columns = static_cast<std::size_t>(report::describe_terminal(1, global.color).columns);
 
   if (!request.live) {

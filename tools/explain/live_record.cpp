@@ -101,7 +101,7 @@ std::string text_of(const Line* line) {
 std::string moment_text(const LiveRecord::Moment& moment) {
   const auto& [step, micro, phase] = moment;
   if (phase == Phase::Build) return "building";
-  const bool whole = phase == Phase::Step || phase == Phase::Beside;
+  const bool whole = phase == Phase::Step || phase == Phase::Background;
   return base::join("step ", step + 1, whole ? "" : base::join(", micro-batch ", micro + 1), ", ",
                     planning::name(phase));
 }
@@ -232,7 +232,7 @@ std::vector<Event> events_of_trace(const Json& trace, int rank, const TracedStep
         if (is_late(step) && slice.begin >= background_ends[static_cast<std::size_t>(step)]) late = step;
     if (late) {
       event.step = *late;
-      event.phase = Phase::Beside;
+      event.phase = Phase::Background;
     } else {
       const auto in = std::find_if(spans.begin(), spans.end(),
                                    [&](const Span& s) { return slice.begin >= s.begin && slice.begin <= s.end; });

@@ -110,7 +110,7 @@ std::vector<Part> parts_of(const Schedule& schedule, int step) {
     begin = end;
   }
   add("step", Phase::Step, 0, 1);
-  add("during next step", Phase::Beside, 0, 1);
+  add("during next step", Phase::Background, 0, 1);
   return parts;
 }
 
@@ -160,7 +160,7 @@ Cells cells_of(const Schedule& s, const Explained& what, const Holding& holding)
   if (holding.state == "second shards") return {"-", "read by neighbours", "void"};
   const auto moved = by(Phase::Step, What::OptimizerStates);
   if (what.delayed)
-    return {with("updated in background", by(Phase::Beside, What::OptimizerStates)), "updated in background", "-"};
+    return {with("updated in background", by(Phase::Background, What::OptimizerStates)), "updated in background", "-"};
   const auto early = by(Phase::Backward, What::OptimizerStates);
   return {"-", early.empty() ? "-" : early, with("updated", moved)};
 }
@@ -202,7 +202,7 @@ std::string moves_text(const Schedule& s, const Explained& what, std::size_t col
                        {"bytes", Align::Right},
                        {"sent", Align::Right}});
   for (const auto& part : parts_of(s, what.shown)) {
-    if (part.rows.empty() && (part.phase == Phase::Build || part.phase == Phase::Beside)) continue;
+    if (part.rows.empty() && (part.phase == Phase::Build || part.phase == Phase::Background)) continue;
     if (part.rows.empty()) table.row({part.label, "-", "nothing moves", "", "-", "-"});
     std::string label = part.label;
     for (const auto& row : part.rows) {
@@ -258,10 +258,10 @@ std::string totals_text(const Schedule& s, const Explained& what, std::size_t co
   };
   Totals all;
   std::int64_t activations = 0;
-  for (const auto phase : {Phase::Forward, Phase::Backward, Phase::Step, Phase::Beside}) {
+  for (const auto phase : {Phase::Forward, Phase::Backward, Phase::Step, Phase::Background}) {
     const auto t = totals_of(s, what.shown, phase);
     all.sent += t.sent, all.mapped += t.mapped, all.read += t.read, all.written += t.written, all.copied += t.copied;
-    if (phase == Phase::Beside && t.read + t.written + t.copied == 0) continue;
+    if (phase == Phase::Background && t.read + t.written + t.copied == 0) continue;
     const auto own = activations_sent(what, s.accumulation, phase);
     activations += own;
     row(planning::name(phase), t, own);
@@ -502,7 +502,7 @@ Json explain_json(const Schedule& s, const Explained& what) {
   }
   for (const auto& e : s.events)
     if (e.phase == Phase::Build || e.step == what.shown) events.push_back(event_json(e));
-  for (const auto phase : {Phase::Build, Phase::Forward, Phase::Backward, Phase::Step, Phase::Beside}) {
+  for (const auto phase : {Phase::Build, Phase::Forward, Phase::Backward, Phase::Step, Phase::Background}) {
     const auto t = totals_of(s, what.shown, phase);
     totals[planning::name(phase)] = {{"sent_bytes", t.sent},
                                      {"mapped_bytes", t.mapped},

@@ -136,7 +136,7 @@ std::vector<Holding> holdings_of(const step::RunFacts& run, const std::vector<st
 }  // namespace
 
 const char* name(Phase phase) {
-  constexpr const char* kNames[] = {"build", "forward", "backward", "step", "beside"};
+  constexpr const char* kNames[] = {"build", "forward", "backward", "step", "background"};
   return kNames[static_cast<int>(phase)];
 }
 
@@ -174,7 +174,7 @@ Schedule schedule(const ScheduleInput& input, const config::Settings& settings, 
 
   step::EventList events;
   DryRun dry(run, result.units, groups, events);
-  dry.backend().beside = [&](bool begins) { events.phase = begins ? Phase::Beside : Phase::Step; };
+  dry.backend().in_background = [&](bool begins) { events.phase = begins ? Phase::Background : Phase::Step; };
   dry.program().set_steps(first_step);
   dry.initialise();
   for (int k = 0; k < num_steps; ++k) {

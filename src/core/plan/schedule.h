@@ -24,7 +24,7 @@ const char* name(What what);
 const char* name(How how);
 
 struct Event {
-  int step = 0, micro = 0;  // micro: micro-batch within the step; 0 in the phases Step and Beside
+  int step = 0, micro = 0;  // micro: micro-batch within the step; 0 in the phases Step and Background
   Phase phase = Phase::Forward;
   What what = What::Parameters;
   How how = How::AllGather;

@@ -29,7 +29,7 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   // Called when the program no longer uses a gradient. Set it before the first gradient arrives.
   std::function<void(int buffer)> released;
   // Called before and after a background job, which the dry backend runs synchronously. May be empty.
-  std::function<void(bool begins)> beside;
+  std::function<void(bool begins)> in_background;
   // Makes the next norm non-finite.
   bool overflows = false;
 
@@ -70,9 +70,9 @@ class DryBackend final : public BufferOps, public CommOps, public TensorOps, pub
   void update(int, std::int64_t, std::int64_t, const UpdateTarget&, View) override {}
   void complete_updates() override {}
   void run_async(std::function<void()> job) override {
-    if (beside) beside(true);
+    if (in_background) in_background(true);
     job();
-    if (beside) beside(false);
+    if (in_background) in_background(false);
   }
   void join() override {}
 

@@ -6,11 +6,11 @@
 
 namespace zero::step {
 
-// Beside: in the background, during forward and backward of the next step (delayed update).
-enum class Phase { Build, Forward, Backward, Step, Beside };
+// Background: during forward and backward of the next step (delayed update).
+enum class Phase { Build, Forward, Backward, Step, Background };
 
 struct Event {
-  int step = 0, micro = 0;  // micro-batch within the step; 0 in Step and Beside
+  int step = 0, micro = 0;  // micro-batch within the step; 0 in Step and Background
   Phase phase = Phase::Build;
   Op op;
 };

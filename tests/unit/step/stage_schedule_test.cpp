@@ -229,11 +229,11 @@ TEST(StageSchedule, StatesInFilesGoByTiles) {
 TEST(StageSchedule, ALateUpdateRunsBesideTheNextStep) {
   const auto s = schedule_of(
       2, {.more = R"(, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true, "start_step": 1})"});
-  EXPECT_EQ(events_of(s, Phase::Beside, 0, 0), Lines{});
+  EXPECT_EQ(events_of(s, Phase::Background, 0, 0), Lines{});
   EXPECT_EQ(events_of(s, Phase::Step, 0, 0),
             (Lines{"update root 4032", "all-gather root 2688", "update blocks.0 19776", "all-gather blocks.0 13184"}));
   EXPECT_EQ(events_of(s, Phase::Step, 0, 1), Lines{}) << "nothing to apply yet, and its own gradients wait";
-  EXPECT_EQ(events_of(s, Phase::Beside, 0, 1), (Lines{"update root 4032", "update blocks.0 19776"}));
+  EXPECT_EQ(events_of(s, Phase::Background, 0, 1), (Lines{"update root 4032", "update blocks.0 19776"}));
   EXPECT_EQ(events_of(s, Phase::Step, 0, 2),
             (Lines{"copy root 1344", "all-gather root 2688", "copy blocks.0 6592", "all-gather blocks.0 13184"}));
   EXPECT_EQ(held(s, "parameters to come", Tier::Host), 4 * (672 + 3296) / 2);
