@@ -400,7 +400,7 @@ ExportReport ModelTask::export_weights(const std::string& folder, const ExportOp
   for (const char* const name : kTokenizerFiles) {
     std::ifstream in(fs::path(tokenizer_folder_) / name, std::ios::binary);
     if (!tokenizer_folder_.empty() && in)
-      options.beside.emplace_back(name, std::string(std::istreambuf_iterator<char>(in), {}));
+      options.extra_files.emplace_back(name, std::string(std::istreambuf_iterator<char>(in), {}));
   }
   if (lora_ && !lora_plan_->merge) {
     AdapterFacts facts{.base_model = plan_.init_from,
@@ -411,9 +411,9 @@ ExportReport ModelTask::export_weights(const std::string& folder, const ExportOp
     options.only = adapter_parameters();
     options.prefix = kAdapterPrefix + options.prefix;
     options.stem = "adapter_model";
-    options.beside.emplace_back(kAdapterConfig, adapter_config(*lora_plan_, facts));
+    options.extra_files.emplace_back(kAdapterConfig, adapter_config(*lora_plan_, facts));
     // The classes' names, which neither PEFT's files nor the base has.
-    if (model_plan_.task == "classify") options.beside.emplace_back("config.json", family_->config_json());
+    if (model_plan_.task == "classify") options.extra_files.emplace_back("config.json", family_->config_json());
     return engine_->export_weights(folder, options);
   }
   if (lora_) {
@@ -422,7 +422,7 @@ ExportReport ModelTask::export_weights(const std::string& folder, const ExportOp
       if (!models::Lora::is_factor(item.key())) options.only.push_back(item.key());
     for (const auto& item : module_->named_buffers()) options.only.push_back(item.key());
   }
-  options.beside.emplace_back("config.json", family_->config_json());
+  options.extra_files.emplace_back("config.json", family_->config_json());
   return engine_->export_weights(folder, options);
 }
 

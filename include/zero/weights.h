@@ -30,7 +30,7 @@ struct ExportOptions {
   std::string stem = "model";  // of the names of files of "hf": "adapter_model" gives adapter_model.safetensors
   // Names and contents of further files of "hf", such as a tokenizer's; those of rank 0. A config.json among them is in
   // place of the one that a map gives.
-  std::vector<std::pair<std::string, std::string>> beside = {};
+  std::vector<std::pair<std::string, std::string>> extra_files = {};
   // Of Engine::export_weights alone, by parameter, the same names on every rank: changes what is written, not the
   // model, such as low-rank factors that are merged. `values`: elements [begin, begin + values.size()) of the flattened
   // parameter in fp32, of its master; called by the ranks that hold them, once or more often, in any order.

@@ -216,7 +216,7 @@ class ExportOptions:
     config: list[str]
     only: list[str]
     stem: str
-    beside: list[tuple[str, str | bytes]]
+    extra_files: list[tuple[str, str | bytes]]
 
 class ImportOptions:
     names: str

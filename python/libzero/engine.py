@@ -539,7 +539,7 @@ class Engine:
         config: Mapping[str, Any] | None = None,
         only: str | Sequence[str] = (),
         stem: str = "model",
-        beside: Mapping[str, str | bytes] | None = None,
+        extra_files: Mapping[str, str | bytes] | None = None,
         change: Mapping[str, Callable[[int, torch.Tensor], object]] | None = None,
     ) -> ExportReport:
         """[collective] Writes the masters, and buffers, for other libraries; each rank its own elements, no gather.
@@ -551,8 +551,8 @@ class Engine:
 
         only: parameters and buffers, by pattern of their names in the model (* matches any text, {i} a number); empty:
         all. Of "hf": stem is that of the files' names ("adapter_model" gives adapter_model.safetensors, the path that
-        an import of it takes), beside are names and contents of further files, such as a tokenizer's, those of rank 0;
-        a config.json among them is in place of the map's.
+        an import of it takes), extra_files are names and contents of further files, such as a tokenizer's, those of
+        rank 0; a config.json among them is in place of the map's.
 
         change: by parameter, the same names on every rank: a function that changes what is written, not the model.
         values, fp32 on the CPU, are elements [begin, begin + len(values)) of the flattened master, to be written in
@@ -573,7 +573,7 @@ class Engine:
         options.config = [f"{key}={json.dumps(value)}" for key, value in (config or {}).items()]
         options.only = _patterns(only)
         options.stem = stem
-        options.beside = list((beside or {}).items())
+        options.extra_files = list((extra_files or {}).items())
         report = ExportReport(**self._native.export_weights(os.fspath(path), options, dict(change or {})))
         return self._with_remarks(report)
 

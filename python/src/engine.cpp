@@ -204,7 +204,7 @@ void bind_engine(py::module_& module) {
       .def_readwrite("config", &zero::ExportOptions::config)
       .def_readwrite("only", &zero::ExportOptions::only)
       .def_readwrite("stem", &zero::ExportOptions::stem)
-      .def_readwrite("beside", &zero::ExportOptions::beside);
+      .def_readwrite("extra_files", &zero::ExportOptions::extra_files);
   py::class_<zero::ImportOptions>(module, "ImportOptions")
       .def(py::init<>())
       .def_readwrite("names", &zero::ImportOptions::names)

@@ -559,9 +559,9 @@ def test_some_weights_go_out_and_come_back(tmp_path: Path) -> None:
 
     def rank(comm: libzero.Communicator) -> None:
         with libzero.Engine(models[comm.rank], config(3)) as engine:
-            beside = {"note.txt": "\u00e9\n", "raw.bin": b"\xff\x00"}
+            extra_files = {"note.txt": "\u00e9\n", "raw.bin": b"\xff\x00"}
             report = engine.export_weights(
-                tmp_path / "some", dtype="", only=["0.*", "4.bias"], stem="part", beside=beside
+                tmp_path / "some", dtype="", only=["0.*", "4.bias"], stem="part", extra_files=extra_files
             )
             assert sorted(report.files) == ["note.txt", "part.safetensors", "raw.bin"] and report.tensors == 3
             whole = engine.full_state_dict()

@@ -21,13 +21,13 @@ bool is_exported(const SourceTensor& tensor, const std::vector<std::string>& onl
                                       [&](const auto& pattern) { return name_matches(pattern, tensor.name); }));
 }
 
-// Files that the caller gives go beside those of the layout.
-void put_beside(const std::vector<std::pair<std::string, std::string>>& files, WeightsLayout& layout) {
+// Files that the caller gives go next to those of the layout.
+void add_extra_files(const std::vector<std::pair<std::string, std::string>>& files, WeightsLayout& layout) {
   for (const auto& [name, text] : files) {
     const bool taken = std::any_of(layout.files.begin(), layout.files.end(),
                                    [&name = name](const OutFile& file) { return file.name == name; });
     if (!formats::valid_file_name(name) || taken)
-      throw ConfigError("[export] beside: got the file name \"" + name +
+      throw ConfigError("[export] extra_files: got the file name \"" + name +
                         "\", expected a plain name that no other file of the export has");
     layout.files.push_back(text_file(name, text));
   }
@@ -81,8 +81,8 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
       stored_once[options.prefix + alias] = options.prefix + owner;
     }
   }
-  if (options.format == "pt" && !options.beside.empty())
-    throw ConfigError("[export] beside: got files for the form pt, which is one file, expected the form hf");
+  if (options.format == "pt" && !options.extra_files.empty())
+    throw ConfigError("[export] extra_files: got files for the form pt, which is one file, expected the form hf");
   if (options.format == "pt") {
     std::vector<std::uint64_t> bytes;
     for (const auto& tensor : plan.tensors) bytes.push_back(tensor.bytes());
@@ -93,8 +93,8 @@ WeightsPlan plan_weights(const std::vector<SourceTensor>& tensors, const std::ma
     return plan;
   }
   plan.layout = safetensors_layout(plan.tensors, stored_once, options.shard_bytes, options.stem);
-  put_beside(options.beside, plan.layout);
-  const bool given = std::any_of(options.beside.begin(), options.beside.end(),
+  add_extra_files(options.extra_files, plan.layout);
+  const bool given = std::any_of(options.extra_files.begin(), options.extra_files.end(),
                                  [](const auto& file) { return file.first == "config.json"; });
   if (map == nullptr || given || !options.only.empty()) return plan;
   auto config = model_config(map->name(), written, plan.mapping.aliases, options);

@@ -346,7 +346,7 @@ std::string options_text(const std::string& path, const ExportOptions& options) 
   for (const auto& field : options.config) text += "\n" + field;
   text += "\n" + options.stem;
   for (const auto& pattern : options.only) text += "\nonly " + pattern;
-  for (const auto& [name, contents] : options.beside) text += base::join("\n", name, " ", contents.size());
+  for (const auto& [name, contents] : options.extra_files) text += base::join("\n", name, " ", contents.size());
   for (const auto& [name, change] : options.change) text += "\nchange " + name;
   return text;
 }
