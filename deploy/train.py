@@ -1,4 +1,4 @@
-"""The program that docs/deployment.md starts: a small GPT at stage 3. It goes on from the newest checkpoint.
+"""The program that docs/deployment.md starts: a small GPT at stage 3. It continues from the newest checkpoint.
 
 Rank 0 prints the ranks, the last loss and the hash of all states, which is the same however the ranks were started.
 """

@@ -24,7 +24,7 @@ tokenizers = pytest.importorskip("tokenizers")
 peft = pytest.importorskip("peft")
 
 # Who, what and where: every fact has its own verb, so that the question tells which fact it is about, and values that
-# are drawn anew for every text, so that only the text tells the answer.
+# are drawn again for every text, so that only the text tells the answer.
 NAMES = "Anna Ben Carla David Emma Felix Grace Hugo Iris Jonas Klara Leon".split()
 FACTS = [
     ("{} lives in {}.", "Where does {} live?", ["Oslo", "Rome", "Bern", "Lima", "Cairo", "New York", "Quito", "Riga"]),
@@ -99,7 +99,7 @@ def train(folder: Path, *words: str, ranks: int = 1, code: int = 0) -> dict[str,
     if program is None:
         pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
     command = [program, "run", "-n", str(ranks), program, "train", *words, "--out", str(folder / "out")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow beside other tests
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other slow down other tests
     done = subprocess.run(
         [*command, "--sample", "8"], capture_output=True, text=True, timeout=600, cwd=folder, env=environment
     )

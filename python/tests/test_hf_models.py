@@ -1,4 +1,4 @@
-"""The models of models/ beside those of transformers: logits, losses, gradients, names, texts, and weights both ways.
+"""The models of models/ compared with transformers: logits, losses, gradients, names, texts, and weights both ways.
 
 Needs build/tests/hf_models_program, which loads the files of save_pretrained() through an Engine.
 """
@@ -261,7 +261,7 @@ def test_outputs_and_gradients_are_those_of_transformers(tmp_path: Path) -> None
         return
     # The page has a row for each case; its figures are those of one machine.
     listed = [line.split(" | ")[0] for line in written.splitlines()]
-    assert listed == [f"| {name}" for name, _ in rows], "write docs/models.md anew: ZERO_WRITE_GOLDEN=1"
+    assert listed == [f"| {name}" for name, _ in rows], "write docs/models.md again: ZERO_WRITE_GOLDEN=1"
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2-untied", "llama", "llama-tied", "t5-untied", "t5-v1.1"])

@@ -263,7 +263,7 @@ def test_gathered_parameters_at_two_ranks() -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("device", ["", "cpu", "nvme"])
 def test_states_by_parameter_are_those_of_torch(stage: int, device: str, tmp_path: Path) -> None:
-    """Read after three steps; set to other values; then both go on alike."""
+    """Read after three steps; set to other values; then both continue with equal values."""
     reference = network()
     optimizer = torch.optim.AdamW(reference.parameters(), lr=1e-3, weight_decay=0.01)
 
@@ -315,7 +315,7 @@ def test_states_by_parameter_are_those_of_torch(stage: int, device: str, tmp_pat
             engine.set_own_parameter_state(name, "exp_avg_sq", engine.own_parameter_state(name, "exp_avg_sq")[1] + 1)
         for step in range(3, 5):
             train(step)
-        # Of one rank only: all have the error, and go on.
+        # Of one rank only: all have the error, and continue.
         with pytest.raises(libzero.ConfigError, match=r"\[1\] for 0.weight, expected .* shape \[32, 8\]"):
             engine.set_parameter_state("0.weight", "master", torch.ones(1) if comm.rank else torch.ones(32, 8))
         with pytest.raises(libzero.ConfigError, match="the state asked for"):

@@ -1,4 +1,4 @@
-"""The rest of PyTorch and Hugging Face beside an engine at stage 3: the bits of stage 0, which frees no parameter."""
+"""The rest of PyTorch and Hugging Face with an engine at stage 3: the bits of stage 0, which frees no parameter."""
 
 from collections.abc import Callable
 from typing import Any

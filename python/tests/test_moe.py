@@ -161,7 +161,7 @@ def test_the_gate_computes_in_fp32_under_autocast() -> None:
         _, same, others = layer(x)
         gates = torch.softmax(torch.nn.functional.linear(x, layer.gate["wg"].weight), 1)  # type: ignore[arg-type]
     assert torch.equal(same, l_aux) and torch.equal(counts, others)
-    assert not torch.equal(torch.bincount(gates.argmax(1), minlength=EXPERTS), counts), "bf16 would choose alike"
+    assert not torch.equal(torch.bincount(gates.argmax(1), minlength=EXPERTS), counts), "bf16 would choose the same"
 
 
 def test_copies_and_pickles() -> None:
@@ -414,9 +414,9 @@ def test_draws_recomputation_and_compilation(programs: Programs) -> None:
             # It sums the gradients of a segment's input in another order.
             assert len({found for (_, _, how), found in seen.items() if how == "reentrant"}) == 1, seen
         assert run(0, 1, noisy_gate_policy="Jitter") != run(0, 1), "no noise was drawn"
-        print("alike", flush=True)
+        print("all equal", flush=True)
     """)
-    assert out.count("alike") == 2, out
+    assert out.count("all equal") == 2, out
 
 
 # ---- DeepSpeed's interface ----

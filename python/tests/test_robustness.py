@@ -267,7 +267,7 @@ INTERRUPTED = """
     try:
         WAIT
         engine.comm.barrier()
-        print("went on")
+        print("continued")
     except KeyboardInterrupt:
         seconds = time.monotonic() - at[0]
         print("interrupted", seconds < 2, seconds)
@@ -297,9 +297,9 @@ def test_ctrl_c_is_left_to_a_handler_of_the_program(programs: Programs) -> None:
         else:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
         engine.comm.barrier()
-        print("went on", engine.comm.rank, seen)
+        print("continued", engine.comm.rank, seen)
     """)
-    assert "went on 0 [1]" in out and "went on 1 []" in out
+    assert "continued 0 [1]" in out and "continued 1 []" in out
 
 
 def test_ctrl_c_ends_ranks_as_threads() -> None:
@@ -424,7 +424,7 @@ def test_ctrl_c_in_a_save_leaves_a_whole_checkpoint(programs: Programs, hangs: b
             return engine.load_checkpoint(folder), engine.state_hash()
 
     found = libzero.run_ranks(2, body)
-    assert found[0] == found[1] and found[0] in hashes.items()  # a save that can go on ends first
+    assert found[0] == found[1] and found[0] in hashes.items()  # a save that can continue ends first
     if "in the middle" in out:
         assert found[0][0] == "first"
     else:

@@ -553,15 +553,15 @@ def test_weights_for_other_libraries(tmp_path: Path) -> None:
 
 
 def test_some_weights_go_out_and_come_back(tmp_path: Path) -> None:
-    """A part of the model in a file of another name beside others, as safetensors reads it; nothing else is read."""
+    """A part of the model in a file of another name next to others, as safetensors reads it; nothing else is read."""
     safetensors = pytest.importorskip("safetensors.torch")
     chosen, file = ["0.bias", "0.weight", "4.bias"], tmp_path / "some" / "part.safetensors"
 
     def rank(comm: libzero.Communicator) -> None:
         with libzero.Engine(models[comm.rank], config(3)) as engine:
-            extra_files = {"note.txt": "\u00e9\n", "raw.bin": b"\xff\x00"}
+            extra = {"note.txt": "\u00e9\n", "raw.bin": b"\xff\x00"}
             report = engine.export_weights(
-                tmp_path / "some", dtype="", only=["0.*", "4.bias"], stem="part", extra_files=extra_files
+                tmp_path / "some", dtype="", only=["0.*", "4.bias"], stem="part", extra_files=extra
             )
             assert sorted(report.files) == ["note.txt", "part.safetensors", "raw.bin"] and report.tensors == 3
             whole = engine.full_state_dict()

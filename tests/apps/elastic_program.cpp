@@ -54,7 +54,7 @@ int run(int argc, char** argv) {
   if (has_checkpoint(folder + "/checkpoints")) {
     const std::string tag = engine.load_checkpoint(folder + "/checkpoints");
     reader.restore(engine.user_state());
-    if (comm->rank() == 0) std::printf("goes on from %s on %d ranks\n", tag.c_str(), comm->size());
+    if (comm->rank() == 0) std::printf("continues from %s on %d ranks\n", tag.c_str(), comm->size());
     std::fflush(stdout);
   }
   std::ofstream ids(folder + "/ids-" + attempt + "-" + std::to_string(comm->rank()), std::ios::app);

@@ -1,4 +1,4 @@
-// Runs that go on after deaths: on fewer ranks with the numbers of a run that was started there, without reading a
+// Runs that continue after deaths: on fewer ranks with the numbers of a run that was started there, without reading a
 // sample twice or skipping one; and again and again, with a bounded number of checkpoints. ZERO_CRASH_LOOPS sets how
 // often the last one is killed.
 #include <gtest/gtest.h>
@@ -154,12 +154,12 @@ TEST(ElasticTrain, ReadsEachSampleOfAnEpochOnce) {
     ASSERT_EQ(seen.at(static_cast<std::size_t>(i)), i) << "a sample was skipped or read twice";
 
   // The last part again, started by hand with two ranks.
-  const std::string tag = last_word_after(p.out, "goes on from ");
-  EXPECT_NE(p.out.find("goes on from " + tag + " on 2 ranks"), std::string::npos) << p.out;
+  const std::string tag = last_word_after(p.out, "continues from ");
+  EXPECT_NE(p.out.find("continues from " + tag + " on 2 ranks"), std::string::npos) << p.out;
   copy_checkpoint(folder + "/checkpoints", by_hand + "/checkpoints", tag);
   Process two({{kZero, "run", "-n", "2", program, text, by_hand, "20"}, {"OMP_NUM_THREADS=1"}, {}, -1});
   EXPECT_EQ(two.wait(60), 0) << two.err;
-  EXPECT_NE(two.out.find("goes on from " + tag + " on 2 ranks"), std::string::npos) << two.out;
+  EXPECT_NE(two.out.find("continues from " + tag + " on 2 ranks"), std::string::npos) << two.out;
   EXPECT_EQ(digest_of(folder + "/checkpoints", "step20"), digest_of(by_hand + "/checkpoints", "step20"));
 }
 

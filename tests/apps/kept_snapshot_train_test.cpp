@@ -1,4 +1,4 @@
-// Real training that is killed again and again goes on from snapshots in memory, with the losses of a run that nobody
+// Real training that is killed again and again continues from snapshots in memory, with the losses of a run that nobody
 // disturbed. ZERO_KEPT_KILLS sets how often (20 in long campaigns).
 #include <gtest/gtest.h>
 #include <signal.h>

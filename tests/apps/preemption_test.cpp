@@ -1,6 +1,6 @@
-// A run that is asked to stop saves, ends with 75, and goes on with the numbers of a run that nobody stopped: whoever
-// gets the signal, how often, and whether or not a save is under way. One run is stopped again and again; at the end
-// each step is compared. ZERO_PREEMPTIONS sets how often; what goes beyond the list below is drawn.
+// A run that is asked to stop saves, ends with 75, and continues with the numbers of a run that nobody stopped:
+// whichever process gets the signal, how often, and whether or not a save is under way. One run is stopped again and
+// again; at the end each step is compared. ZERO_PREEMPTIONS sets how often; what goes beyond the list below is drawn.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

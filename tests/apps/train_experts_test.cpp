@@ -1,4 +1,4 @@
-// `zero train --moe`: ranks and stages learn alike, evaluate, resume, and record the load of experts.
+// `zero train --moe`: equal losses for all degrees and stages, evaluation, resuming, and the recorded load of experts.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -45,7 +45,7 @@ TEST(TrainExperts, DegreesAndStagesLearnAlike) {
     const int ep = stage == 1 ? 4 : 2;
     const auto got = train_command(4, moe(ep, {"--stage", std::to_string(stage)}));
     expect_alike(got, wanted, 2e-4);
-    if (got.code == 0) EXPECT_EQ(loads_of(got).front(), counts.front()) << "the first step routes alike";
+    if (got.code == 0) EXPECT_EQ(loads_of(got).front(), counts.front()) << "the first step has the same routing";
   }
 }
 

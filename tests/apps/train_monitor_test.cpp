@@ -207,7 +207,7 @@ TEST(TrainMonitor, OnATerminalOneLineRedrawsItself) {
   }
   EXPECT_GE(redraws, 3u);
   EXPECT_TRUE(named) << "time left";
-  EXPECT_EQ(shown.find("step 10/600 loss 5"), std::string::npos) << "no step lines beside it";
+  EXPECT_EQ(shown.find("step 10/600 loss 5"), std::string::npos) << "no step lines in addition";
   const std::size_t last = shown.rfind("\033[K");
   EXPECT_LT(last, shown.find("memory of rank 0")) << "wiped before the results";
 }

@@ -272,7 +272,7 @@ TEST(Train, KeepsTheNewestCheckpoints) {
   EXPECT_EQ(alone.code, 2) << alone.err;
 }
 
-// A bit of the newest checkpoint has changed: the run goes on from the one before, and says which file it was and
+// A bit of the newest checkpoint has changed: the run continues from the one before, and says which file it was and
 // where.
 TEST(Train, RotInTheNewestIsNamedAndSkipped) {
   const Place place;
@@ -346,7 +346,7 @@ TEST(Train, WeightsAloneBeginAnotherRun) {
   const Outcome states = run(2, words + lion + three + Words{"--resume", "global_step7"});
   EXPECT_EQ(states.code, 2) << states.err;
   EXPECT_NE(states.err.find("--weights-only"), std::string::npos) << states.err;
-  // A run that was started again by the launcher goes on from what it has saved itself.
+  // A run that was started again by the launcher continues from what it has saved itself.
   const Words again = words + lion + Words{"--resume", "auto", "--weights-only"};
   const auto launched = [&](const char* id, const char* count, const char* steps) {
     return run(0, again + Words{"--steps", steps},

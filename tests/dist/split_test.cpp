@@ -353,7 +353,7 @@ TEST_P(Splits, RefuseUnfinishedOperationsOnAllRanks) {
     }
     require(contains(text, "unfinished operations on rank 2"), "got: " + text);
     work->wait();
-    require(comm->split(0, 0)->size() == 4, "the communicator goes on");
+    require(comm->split(0, 0)->size() == 4, "the communicator can still be used");
   });
 }
 

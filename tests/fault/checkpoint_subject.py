@@ -109,7 +109,7 @@ class DeepSpeed:
     def load(self, root, n):
         path, client = self.engine.load_checkpoint(root, tag=None if n is None else f"step-{n}")
         if path is None:
-            raise FileNotFoundError("load_checkpoint() returned None: training starts anew")
+            raise FileNotFoundError("load_checkpoint() returned None: training starts from step 0")
         found = client["n"]
         for k, tensor in enumerate(self.tensors()):
             if not torch.equal(tensor, pattern(tensor.numel(), found, k)):

@@ -8,7 +8,7 @@
 # Each round starts `zero run -n R zero train --resume auto --keep 3`, waits for a save to begin, and after a random
 # time sends SIGKILL to one rank, to the launcher, or to all ranks. Then no process is left; the newest checkpoint that
 # had been committed before the kill is still there; `zero checkpoint verify` reads every byte of all. The next round
-# goes on from them. With --job, one job runs so long, a random rank of it is killed S seconds (5) after the last kill
+# continues from them. With --job, one job runs so long, a random rank of it is killed S seconds (5) after the last kill
 # on average, and the job restarts each time; then it is asked to stop, and must save. The seed is printed and repeats
 # targets and delays, not what the operating system makes of them.
 # Exit code 0: nothing lost, 1: something was, 2: usage.

@@ -191,7 +191,7 @@ class GpuCheck(unittest.TestCase):
         left = pathlib.Path(f"/proc/{int(pid_file.read_text())}/stat")
         begin = time.monotonic()
         while left.exists() and left.read_text().rsplit(")", 1)[1].split()[0] != "Z":  # a zombie has ended
-            self.assertLess(time.monotonic() - begin, 10, "a process of the part goes on")
+            self.assertLess(time.monotonic() - begin, 10, "a process of the part still runs")
             time.sleep(0.1)
 
     def test_a_check_that_is_terminated_leaves_no_process_and_its_result(self):

@@ -35,7 +35,7 @@ class HappensBefore {
   // Whether an operation may still write the byte, or (if `read`) read it.
   bool in_use(std::uintptr_t byte, bool read) const;
   bool in_use(std::uintptr_t begin, std::size_t bytes) const;
-  // The range's operations that the clock includes are known to be complete by whoever uses it next.
+  // The range's operations that the clock includes are known to be complete by any later user of it.
   void forget(std::uintptr_t begin, std::size_t bytes, const Clock& clock);
   // An access of the host. A fault if an operation that the host does not know to be complete conflicts with it.
   void host_access(const std::string& name, const Access& access);

@@ -338,7 +338,7 @@ TEST(SimulatedNccl, AFailedGpuIsThisRanksFailure) {
   }
 }
 
-// A program that was told of a failure goes on as long as it likes, and no other group's stream waits for ever.
+// A program that was told of a failure continues as long as it likes, and no other group's stream waits for ever.
 TEST(SimulatedNccl, AProgramThatCaughtTheFailureIsNotEnded) {
   const auto ends = ranks(
       2,
@@ -359,7 +359,7 @@ TEST(SimulatedNccl, AProgramThatCaughtTheFailureIsNotEnded) {
           told = error.rank() == 1;
         }
         require(told, "the dead rank was not named");
-        std::this_thread::sleep_for(seconds(4));  // twice the time that one may go on without being told
+        std::this_thread::sleep_for(seconds(4));  // twice the time that one may continue without being told
         (void)values.sum().template item<float>();
       },
       seconds(2));

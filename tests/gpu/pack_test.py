@@ -229,7 +229,7 @@ class Pack(unittest.TestCase):
             self.assertEqual(ended.returncode, 0, ended.stderr)
             result = json.loads((own / "result").read_text())
             self.assertEqual(list((own / "root").iterdir()), [], "a mount was left")
-        self.assertEqual(result["left"], [], "processes go on")
+        self.assertEqual(result["left"], [], "processes still run")
         self.assertEqual(result["written"], [], "written outside --out")
         self.assertEqual(sorted(set(self.brings) & set(result["libraries"])), [], "the root has libraries that only the pack should bring")
         return result

@@ -120,7 +120,7 @@ TEST(ByTheTable, OverflowsAreSeen) {
   }
 }
 
-// The norm's exchange carries what ranks must have alike; nothing was updated when the difference is reported.
+// The norm's exchange carries what must be equal on all ranks; nothing was updated when the difference is reported.
 TEST(ByTheTable, RanksThatDifferAreToldBeforeAnythingChanges) {
   const ByTable by_table;
   run_ranks(2, [&](std::shared_ptr<Communicator> comm) {

@@ -216,7 +216,7 @@ TEST(BenchStep, ARankIsNotStartedByHand) {
   EXPECT_NE(run.err.find("got a start by hand"), std::string::npos) << run.err;
 }
 
-// The model that script/compare measures beside transformers': a Llama of `zero models`, with its parameters, the same
+// The model that script/compare measures next to transformers': a Llama of `zero models`, with its parameters, the same
 // losses at all stages, and a first loss near that of equal probabilities.
 TEST(BenchStep, ALlamaByItsName) {
   const auto run = bench({"step", "--model", "llama-15m", "--no-compute", "--stages", "0,3", "--recipes", "fp32",

@@ -1,4 +1,4 @@
-// Checkpoints of DeepSpeed, imported: they load on any number of ranks with equal bits, and training goes on as
+// Checkpoints of DeepSpeed, imported: they load on any number of ranks with equal bits, and training continues as
 // DeepSpeed's does. The model and tokens are those of script/make-interchange-fixtures.
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>

@@ -101,7 +101,7 @@ void require_parts(Engine& engine, torch::nn::Module& module, const torch::nn::M
   }
 }
 
-// Rank 0's values, which a deferred build draws anew, for every degree: of tied, fused and unevenly cut weights.
+// Rank 0's values, which a deferred build draws again, for every degree: of tied, fused and unevenly cut weights.
 TEST(InitialValues, PartsAreThoseOfTheWholeModel) {
   const TempFolder folder;
   const auto run = [&](const Place& place, int t, const char* recipe = "fp32", const char* zero = "") {
@@ -275,8 +275,8 @@ const Model& many() {
   return model;
 }
 
-// Beside shards, and what is left of a model that the program has built eagerly, a rank has one whole parameter and its
-// part, in the model's type and in fp32.
+// In addition to shards, and to what is left of a model that the program has built eagerly, a rank has one whole
+// parameter and its part, in the model's type and in fp32.
 TEST(InitialValues, NeedTheMemoryOfOneParameter) {
   const TempFolder folder;
   const auto files = R"(, "offload_param": {"device": "nvme", "nvme_path": ")" + folder.text() +
@@ -301,19 +301,19 @@ TEST(InitialValues, NeedTheMemoryOfOneParameter) {
           Engine engine(std::static_pointer_cast<torch::nn::Module>(module.ptr()), c.options(), comm);
           // The buffers of the Engine are there before values are; the model's own memory is gone afterwards.
           const auto shards = counter.live() - before;
-          const auto beside = counter.peak() - before - shards - whole_model;
+          const auto extra = counter.peak() - before - shards - whole_model;
           const auto one = kParameter * static_cast<std::int64_t>(c10::elementSize(built_in)) / 4;
           const auto part = built_in == at::kFloat ? one / (t > 1 ? 2 : 1) : kParameter;
           const auto what = std::string(deferred ? "deferred" : "eager") + " " + recipe + " at stage " +
                             std::to_string(stage) + " " + name_of(place) + ": ";
-          require(beside <= one + part + (kParameter / 8), what + std::to_string(beside) + " bytes beside shards of " +
-                                                               std::to_string(shards) + " and a model of " +
-                                                               std::to_string(whole_model));
+          require(extra <= one + part + (kParameter / 8),
+                  what + std::to_string(extra) + " bytes in addition to shards of " + std::to_string(shards) +
+                      " and a model of " + std::to_string(whole_model));
           const auto memory = engine.memory();
           const auto booked = memory.current(MemoryReport::Tier::Device) + memory.current(MemoryReport::Tier::Host);
           require(shards <= static_cast<std::int64_t>(booked) + kParameter / 8,
                   what + std::to_string(shards) + " bytes are left of " + std::to_string(booked));
-          require(!deferred || beside >= one / 2, what + "a parameter was never there as a whole");
+          require(!deferred || extra >= one / 2, what + "a parameter was never there as a whole");
         }
     });
   };

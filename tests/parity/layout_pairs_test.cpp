@@ -1,5 +1,5 @@
 // Checkpoints between layouts of processes: ranks, tensor- and sequence-parallel degrees, expert degrees, stages.
-// States are equal bit for bit, and training goes on as at the first layout.
+// States are equal bit for bit, and training continues as at the first layout.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/serialize.h>

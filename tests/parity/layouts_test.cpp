@@ -139,7 +139,7 @@ TEST(Layouts, AChainOfLoadsAndSaves) {
     pass_on(2, at_1.path(), at_2.path());
     const auto digest = checkpoint_digest(first.path());
     for (const auto* folder : {&at_4, &at_1, &at_2}) EXPECT_EQ(checkpoint_digest(folder->path()), digest);
-    // A run at any number of ranks goes on with equal bits from each of them: also that which never changed.
+    // A run at any number of ranks continues with equal bits from each of them: also that which never changed.
     for (const int world : {2, 3}) {
       std::vector<std::pair<std::vector<double>, std::string>> found;
       for (const auto* folder : {&first, &at_4, &at_1, &at_2}) {

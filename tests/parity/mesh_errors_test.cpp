@@ -287,7 +287,7 @@ TEST(MeshErrors, FewerHeadsThanRanks) {
   });
 }
 
-// Before anything is sent: the engine goes on.
+// Before anything is sent: the engine can continue.
 TEST(MeshErrors, FewerTokensThanNone) {
   expect_passed({"shm", 2}, [](const auto& comm) {
     const auto toy = std::make_shared<ToyImpl>();

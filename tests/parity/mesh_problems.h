@@ -1,5 +1,5 @@
-// Small models that know nothing of ranks, how tensor parallelism cuts them, and training on a mesh beside a plain
-// loop.
+// Small models that know nothing of ranks, how tensor parallelism cuts them, and training on a mesh compared with a
+// plain loop.
 #pragma once
 #include <torch/nn/module.h>
 #include <torch/types.h>

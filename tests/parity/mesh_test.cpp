@@ -540,7 +540,7 @@ void expect_manifest(const std::filesystem::path& file, const Case& c, int world
   EXPECT_EQ(found, wanted);
 }
 
-// Every state has its bits after loading, and training goes on as if nothing had been. Over sequence- and
+// Every state has its bits after loading, and training continues as if nothing had been. Over sequence- and
 // tensor-parallel ranks; over 3 ranks with 8 heads, 4 of them of keys and values.
 TEST(Mesh, CheckpointsGoOnBitForBit) {
   for (const auto& [model, world, t, u] : {std::tuple{&gpt_model(), 4, 2, 2}, {&mesh::models()[2], 3, 3, 1}})

@@ -286,7 +286,7 @@ TEST(MoeSoundness, TrafficOfExpertsIsCountedApart) {
   });
 }
 
-// One expert's gradients overflow fp16: every rank skips the step, and the scale falls alike.
+// One expert's gradients overflow fp16: every rank skips the step, and the scale falls equally.
 TEST(MoeSoundness, OneExpertOverflows) {
   expect_passed({"shm", 2}, [](const Comm& comm) {
     const auto net = make_net(options_of(2, 2));

@@ -119,7 +119,7 @@ TEST(PartitionedActivations, KeepsAndSendsAPart) {
     require(whole.kept_device - part.kept_device == 4096 - 2048,
             "kept " + std::to_string(whole.kept_device) + " and " + std::to_string(part.kept_device));
     require(whole.kept_device - host.kept_device == 4096,
-            "kept " + std::to_string(host.kept_device) + " beside the host's");
+            "kept " + std::to_string(host.kept_device) + " in addition to the host's");
     // And the 16 integers, whole and once.
     require(host.kept_host == 2048 + 16 * 8, "on the host " + std::to_string(host.kept_host));
   });

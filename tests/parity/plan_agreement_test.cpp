@@ -295,7 +295,7 @@ std::vector<Case> process_cases() {
   for (int stage = 0; stage <= 3; ++stage) add(0, stage, 2, "gloo", "");
   add(1, 3, 2, "gloo", R"(, "zero_quantized_weights": true)");
   add(1, 3, 3, "gloo", R"(, "zero_quantized_weights": true)").recipe = "bf16";
-  // Tensor parallelism, without and with data-parallel ranks beside it.
+  // Tensor parallelism, without and with data-parallel ranks.
   for (int stage = 0; stage <= 3; ++stage)
     for (const int world : {2, 4}) {
       auto& mesh = add(stage % 2 == 0 ? 0 : 3, stage, world, "shm", "");

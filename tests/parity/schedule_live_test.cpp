@@ -232,7 +232,7 @@ TEST(ScheduleLive, AnotherConfigurationIsNoticed) {
       for (const auto& [ran, forecast] : pairs) {
         const auto text = difference(ran, comm, &forecast);
         if (comm->rank() == 0)
-          require(!text.empty(), "nothing noticed of " + text_of(ran) + " beside " + text_of(forecast));
+          require(!text.empty(), "nothing noticed of " + text_of(ran) + " compared with " + text_of(forecast));
       }
     });
   }));

@@ -276,7 +276,7 @@ TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
 }
 
 // Masks outside of regions, which a tensor-parallel group has in common and data-parallel ranks have not, and masks
-// inside go on as in a run that was not interrupted, also where a forward that nobody uses has left a region open.
+// inside continue as in a run that was not interrupted, also where a forward that nobody uses has left a region open.
 TEST(TensorParallelSoundness, RandomNumbersGoOnAfterALoad) {
   for (const auto& [from, to] : {std::pair{3, 0}, {2, 2}}) {
     const TempFolder folder;

@@ -1,5 +1,5 @@
-// What a rank holds beside its states while it saves, loads, exports and imports a model that is larger than that: no
-// rank holds the model, or a second copy of its part.
+// What a rank holds in addition to its states while it saves, loads, exports and imports a model that is larger than
+// that: no rank holds the model, or a second copy of its part.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <torch/nn/module.h>
@@ -80,12 +80,12 @@ class Rank {
     for (const auto& one : comm_->all_gather_bytes(std::to_string(mine)))
       highest = std::max<std::int64_t>(highest, std::stoll(one));
     if (comm_->rank() == 0) {
-      std::printf("%s on %d: %lld MiB beside the states\n", what.c_str(), comm_->size(),
+      std::printf("%s on %d: %lld MiB in addition to the states\n", what.c_str(), comm_->size(),
                   static_cast<long long>(highest / kMiB));
       std::fflush(stdout);
     }
     require(highest <= most, what + " on " + std::to_string(comm_->size()) + ": got " + std::to_string(highest) +
-                                 " bytes beside the states, expected " + std::to_string(most) + " at most");
+                                 " bytes in addition to the states, expected " + std::to_string(most) + " at most");
   }
 
  private:

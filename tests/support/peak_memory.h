@@ -16,7 +16,7 @@ inline std::uint64_t peak_bytes() {
   return 0;
 }
 
-// The peak starts anew from what is resident now; the allocator keeps no memory that could hide a growth.
+// The peak starts again from what is resident now; the allocator keeps no memory that could hide a growth.
 inline std::uint64_t restart_peak() {
   ::malloc_trim(0);
   std::ofstream("/proc/self/clear_refs") << 5;

@@ -236,7 +236,7 @@ TEST_F(ReportPage, NoConsoleErrorAndTheRunsNumbers) {
   EXPECT_NE(shown.dom.find("All 2 runs have the same numbers at every step"), std::string::npos);
 }
 
-// The bytes of each kind of parallelism are apart, in a table, a drawing and beside the plan, which they are equal to.
+// The bytes of each kind of parallelism are apart, in a table, in a drawing and next to the plan's, which are equal.
 TEST_F(ReportPage, OfAMesh) {
   const std::string out = folder + "/mesh";
   const Ended trained = train(out, 4,

@@ -1,5 +1,5 @@
-// `zero run --restarts N --min-ranks M` with simulated ranks: what is left out, on how many ranks the job goes on, what
-// is said about it, and when it ends. Real training is in elastic_train_test.cpp.
+// `zero run --restarts N --min-ranks M` with simulated ranks: what is left out, on how many ranks the job continues,
+// what is said about it, and when it ends. Real training is in elastic_train_test.cpp.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

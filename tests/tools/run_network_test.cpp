@@ -351,8 +351,8 @@ TEST_F(RunPoorNetwork, DelayAndLossWithinTheLimitChangeNoNumber) {
   EXPECT_GT(network.packets().lost(), 10);
 }
 
-// 30 % of packets lost: TCP sends them again with growing pauses. Either the steps go on with the right numbers, or the
-// run ends in time with exit code 6; it never hangs.
+// 30 % of packets lost: TCP sends them again with growing pauses. Either the steps continue with the right numbers, or
+// the run ends in time with exit code 6; it never hangs.
 TEST_F(RunPoorNetwork, AThirdOfThePacketsLostIsNoHang) {
   std::map<int, std::string> expected;
   {
@@ -364,7 +364,7 @@ TEST_F(RunPoorNetwork, AThirdOfThePacketsLostIsNoHang) {
   ASSERT_TRUE(p.wait_for("\"step\": 5,", 150)) << p.err;
   network.packets().lose(30);
   const auto began = std::chrono::steady_clock::now();
-  // After a while of going on, a link that is dead is an error in time.
+  // After some more steps, a link that is dead is an error in time.
   p.wait_for("zero run: FAILED", 20);
   network.packets().lose(100);
   const auto dead = std::chrono::steady_clock::now();

@@ -71,7 +71,7 @@ class Told {
   std::vector<std::string> lines_;
 };
 
-// One save while the program goes on: `scribbles` fills all parameters right after the call, else it trains.
+// One save while the program continues: `scribbles` fills all parameters right after the call, else it trains.
 struct Round {
   std::string place;
   int world;
@@ -114,7 +114,7 @@ std::int64_t check_round(const Round& round) {
     EXPECT_EQ(checkpoint::finish_save(trained.state), "t");
     EXPECT_EQ(trained.state.parts.progress.background, nullptr);
     EXPECT_EQ(digest(root, "t"), wanted);
-    // What is loaded goes on as a run that did not save; so did the run that saved.
+    // What is loaded continues as a run that did not save; so did the run that saved.
     Trained resumed(comm, round.place, kHidden);
     EXPECT_EQ(checkpoint::load(resumed.state, formats::system_files(), root, ""), "t");
     for (int i = 2; i < 6; ++i) resumed.step(i);
@@ -174,7 +174,7 @@ TEST(BackgroundSave, StepsAreSlowerByTheWaitThatIsCounted) {
               << " s are counted as waited\n";
     EXPECT_GT(counted, 0.7) << "the disk is not slow enough for the test";
     EXPECT_LE(counted, with);
-    // The rest, copies and the writer's hashes, is little beside it, also on a busy machine.
+    // The rest, copies and the writer's hashes, is little compared with it, also on a busy machine.
     EXPECT_LE(with - without, 1.25 * counted + without);
   });
 }
@@ -417,7 +417,7 @@ TEST(BackgroundSave, AFaultIsTheErrorOfAllBeforeTheNextStep) {
           if (begun) EXPECT_EQ(trained.state.parts.program->steps(), before) << "the step acted";
           if (comm->rank() == 0) ++failed;
         }
-        // The engine goes on with the step that did not act, and the checkpoint before is whole.
+        // The engine continues with the step that did not act, and the checkpoint before is whole.
         if (trained.state.parts.accumulated().micro_batches > 0) trained.state.stepper->step();
         trained.step(7);
         EXPECT_EQ(digest(root, "old"), old);

@@ -18,7 +18,7 @@ constexpr const char* kFrozenWeight = "blocks.1.up.weight";  // in bf16, without
 constexpr const char* kTheirTrained = "transformer.h.0.attn.c_attn.weight";
 constexpr const char* kTheirFrozen = "transformer.h.1.mlp.c_fc.weight";
 
-// Of the place in the flattened parameter; exact in fp32 beside small weights only if the sum is made there.
+// Of the place in the flattened parameter; exact in fp32 with small weights only if the sum is made there.
 float added(std::int64_t place) { return 0.001F * static_cast<float>(place % 97); }
 
 void add(std::int64_t begin, std::span<float> values) {

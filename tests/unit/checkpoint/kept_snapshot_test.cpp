@@ -1,5 +1,5 @@
-// Kept snapshots of several ranks: what is loaded from memory after a restart goes on as a run that never stopped; what
-// is torn, damaged, older, or of something else is never taken.
+// Kept snapshots of several ranks: what is loaded from memory after a restart continues as a run that never stopped;
+// what is torn, damaged, older, or of something else is never taken.
 #include <ATen/core/grad_mode.h>
 #include <torch/types.h>
 #include <zero/library.h>
@@ -189,7 +189,7 @@ TEST(KeptSnapshot, TheNewerOfMemoryAndDiskIsLoaded) {
   }
 }
 
-// A tag that is asked for, an engine that has trained, and a snapshot of the same attempt: each time the run goes on
+// A tag that is asked for, an engine that has trained, and a snapshot of the same attempt: each time the run continues
 // from the disk, and what was kept is of no run any more.
 TEST(KeptSnapshot, ALoadFromDiskForgetsWhatWasKept) {
   for (const std::string how : {"tag", "trained", "same attempt"}) {

@@ -1,5 +1,5 @@
 // A save of weights alone, with weights for other libraries among its files, in which a call of one rank fails: all
-// ranks throw the same error, what can be resumed from is still the newest, and the engines go on. A load of weights
+// ranks throw the same error, what can be resumed from is still the newest, and the engines continue. A load of weights
 // alone in which a call fails leaves the engine as it was or refused.
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>

@@ -88,7 +88,7 @@ TEST(WeightsImport, TheModelComputesWhatTransformersComputed) {
         });
 }
 
-// Every call of one rank fails once: the state is what it was, or the engine wants a load and goes on after it.
+// Every call of one rank fails once: the state is what it was, or the engine wants a load and continues after it.
 TEST(WeightsImport, AFaultLeavesTheEngineWholeOrRefused) {
   TempFolder folder(TempFolder::On::Memory);
   const auto root = folder.text();
@@ -293,7 +293,7 @@ TEST(WeightsImport, DtypesBecomeMasters) {
   }
   EXPECT_TRUE(outcome.values.at("scale").equal(at::tensor({1.f, 2.f, 3.f})));
   ASSERT_EQ(outcome.report.converted.size(), 3u);
-  // 2^-27 beside 1 is a quarter of fp32's last place.
+  // 2^-27 compared with 1 is a quarter of fp32's last place.
   EXPECT_TRUE(outcome.report.converted[0].starts_with("a: F64, largest relative change ") &&
               outcome.report.converted[1] == "b: F16")
       << outcome.report.converted[0] << outcome.report.converted[1];

@@ -152,7 +152,7 @@ TEST(CheckpointCrash, EveryCallFailing) {
           const bool replacing = scene.tag == "same";
           EXPECT_TRUE(code != 0 || asked_again || call == "close" || call == "make_folder" ||
                       call.starts_with("remove") || (replacing && after_commit.contains(call)))
-              << label << ": went on";
+              << label << ": continued";
         }
       }
       EXPECT_GT(failed, 20) << scene.name;

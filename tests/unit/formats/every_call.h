@@ -13,7 +13,7 @@
 namespace zero::test {
 
 // For k = 1, 2, ... until no call is struck: prepare(folder), then act(files, folder, k) in a child with a fault at its
-// k-th call, then check(folder, label). The child must be killed, or fail or go on without an open descriptor left
+// k-th call, then check(folder, label). The child must be killed, or fail or continue without an open descriptor left
 // over. Returns the number of calls.
 inline int strike_every_call(FaultyFiles::Fault fault, int error, const std::function<void(const TempFolder&)>& prepare,
                              const std::function<void(FaultyFiles&, const TempFolder&, int)>& act,

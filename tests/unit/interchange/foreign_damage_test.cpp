@@ -207,7 +207,7 @@ std::vector<std::string> hostile_pickles(const std::string& mark) {
   all.push_back("\x80\x02}q\0" + text("w") + "h\0s."s);
   all.push_back("\x80\x02}q\0" + text("w") + "]q\1h\1ah\0as."s);
   all.push_back("\x80\x02" + repeated("(", 1000000) + ".");
-  // Doubled sixty times: 2^60 values for whoever follows every reference.
+  // Doubled sixty times: 2^60 values for a reader that follows every reference.
   std::string doubled = "]q\0"s;
   for (int i = 1; i < 60; ++i)
     doubled += "](h"s + static_cast<char>(i - 1) + "h" + static_cast<char>(i - 1) + "eq" + static_cast<char>(i);

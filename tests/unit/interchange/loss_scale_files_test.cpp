@@ -1,4 +1,4 @@
-// DeepSpeed's loss scaler of fp16 through its checkpoints and ours: a run that goes on from them has the scales that
+// DeepSpeed's loss scaler of fp16 through its checkpoints and ours: a run that continues from them has the scales that
 // DeepSpeed's own rule gives (script/make-interchange-fixtures).
 #include <gtest/gtest.h>
 

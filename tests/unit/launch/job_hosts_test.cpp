@@ -1,4 +1,4 @@
-// What a job leaves out after failures, and the number of ranks that it goes on with.
+// What a job leaves out after failures, and the number of ranks that it continues with.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -26,7 +26,7 @@ models::LlamaConfig small_llama() {
 
 using Call = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-// Result and gradients of `ours` in dtype, beside those of `plain` in fp64.
+// Result and gradients of `ours` in dtype, compared with those of `plain` in fp64.
 void compare(const Call& ours, const Call& plain, std::vector<at::Tensor> inputs, at::ScalarType dtype, double limit) {
   std::vector<at::Tensor> narrow, wide;
   for (const at::Tensor& input : inputs) {

@@ -217,7 +217,7 @@ TEST(Trace, ThreadsHaveTracksAndFullBuffersGoToTheFile) {
       }
     });
   for (auto& thread : threads) thread.join();
-  // Written while it went on, not kept.
+  // Written during the trace, not kept in memory.
   EXPECT_GT(fs::file_size(observe::Trace::part_name(folder.file("trace.json"), 0)),
             std::uintmax_t{kThreads} * kSlices * 100);
   EXPECT_TRUE(trace.stop());

@@ -351,7 +351,7 @@ TEST(HtmlPage, LoadsNothingAndShowsWordsAsWords) {
   EXPECT_NE(html_page(one).find("data-table=\"runs\""), std::string::npos);
 }
 
-// Bytes of each kind of parallelism are apart, beside the plan, and every rank has a row.
+// Bytes of each kind of parallelism are apart, next to the plan's, and every rank has a row.
 TEST(HtmlPage, OfAMesh) {
   std::vector<RunRecord> runs{sample(), on_mesh()};
   for (RunRecord& run : runs) run.log.resize(1);
