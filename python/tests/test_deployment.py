@@ -230,7 +230,7 @@ def test_the_operators_own_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         libzero.Communicator.launched()
 
 
-def test_a_restarted_job_goes_on_from_its_checkpoint(program: ModuleType, tmp_path: Path) -> None:
+def test_a_restarted_job_continues_from_its_checkpoint(program: ModuleType, tmp_path: Path) -> None:
     def run(steps: int, checkpoints: str) -> str:
         with libzero.Engine(demo.model(), demo.config(3, 4), comm=libzero.Communicator.local()) as engine:
             text: str = program.train(engine, steps, checkpoints)

@@ -220,7 +220,7 @@ for stage in (1, 2, 3):
 """
 
 
-def test_deepspeed_goes_on_from_our_universal_checkpoint(programs: Programs, tmp_path: Path) -> None:
+def test_deepspeed_continues_from_our_universal_checkpoint(programs: Programs, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     checkpoints = trained(tmp_path)
     run("checkpoint", "export", checkpoints, str(tmp_path / "universal"), "--to", "universal")
@@ -253,7 +253,7 @@ def test_deepspeed_goes_on_from_our_universal_checkpoint(programs: Programs, tmp
     assert done.stdout.count("loaded") == 6
 
 
-def test_deepspeeds_loss_scaler_goes_on(tmp_path: Path) -> None:
+def test_deepspeeds_loss_scaler_continues(tmp_path: Path) -> None:
     """Through a checkpoint of ours and back: an object of DeepSpeed's class, whose rule gives the same scales."""
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     from deepspeed.runtime.fp16 import loss_scaler

@@ -32,7 +32,7 @@ class Fails(torch.nn.Module):
 @pytest.mark.parametrize("where", ["forward", "hook", "function"])
 @pytest.mark.parametrize("error", [KeyError("of the model"), KeyboardInterrupt("of the model")])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_exception_goes_through_and_training_goes_on(where: str, error: BaseException, ranks: int) -> None:
+def test_an_exception_goes_through_and_training_continues(where: str, error: BaseException, ranks: int) -> None:
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:

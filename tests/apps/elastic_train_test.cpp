@@ -51,7 +51,7 @@ void copy_checkpoint(const std::string& from, const std::string& to, const std::
   fs::copy(from + "/" + tag, to + "/" + tag, fs::copy_options::recursive);
 }
 
-TEST(ElasticTrain, GoesOnWithTheNumbersOfARunOnFewerRanks) {
+TEST(ElasticTrain, ContinuesWithTheNumbersOfARunOnFewerRanks) {
   const std::string folder = temporary_folder(), by_hand = temporary_folder(), whole = temporary_folder();
   const Words training = {
       "--json", "--steps",      "120", "--dtype",         "fp32", "--set", "train_batch_size=12", "--micro-batch-size",

@@ -112,7 +112,7 @@ TEST(KeptSnapshotTrain, KillsLoseFewSteps) {
 }
 
 // What is on disk is newer, or of another number of ranks.
-TEST(KeptSnapshotTrain, AnotherNumberOfRanksGoesOnFromDisk) {
+TEST(KeptSnapshotTrain, AnotherNumberOfRanksContinuesFromDisk) {
   const std::string folder = temporary_folder();
   TrainingJob p(3, {"--restarts", "4", "--min-ranks", "2", "--grace", "0"},
                 training(folder, 60) + kKeep +

@@ -25,7 +25,7 @@ std::vector<nlohmann::json> loads_of(const TrainedRun& run) {
   return all;
 }
 
-void expect_alike(const TrainedRun& got, const TrainedRun& wanted, double tolerance) {
+void expect_close(const TrainedRun& got, const TrainedRun& wanted, double tolerance) {
   ASSERT_EQ(got.code, 0) << got.err;
   ASSERT_EQ(got.losses.size(), wanted.losses.size());
   for (std::size_t i = 0; i < wanted.losses.size(); ++i)
@@ -34,7 +34,7 @@ void expect_alike(const TrainedRun& got, const TrainedRun& wanted, double tolera
 }
 
 // How experts are divided, and the stage, change nothing but the rounding of experts' gradients.
-TEST(TrainExperts, DegreesAndStagesLearnAlike) {
+TEST(TrainExperts, DegreesAndStagesLearnTheSame) {
   const auto wanted = train_command(4, moe(1, {"--stage", "0"}));
   ASSERT_EQ(wanted.code, 0) << wanted.err;
   ASSERT_EQ(wanted.losses.size(), 12u);
@@ -44,7 +44,7 @@ TEST(TrainExperts, DegreesAndStagesLearnAlike) {
   for (int stage = 0; stage <= 3; ++stage) {
     const int ep = stage == 1 ? 4 : 2;
     const auto got = train_command(4, moe(ep, {"--stage", std::to_string(stage)}));
-    expect_alike(got, wanted, 2e-4);
+    expect_close(got, wanted, 2e-4);
     if (got.code == 0) EXPECT_EQ(loads_of(got).front(), counts.front()) << "the first step has the same routing";
   }
 }
@@ -56,7 +56,7 @@ TEST(TrainExperts, OneRankTwoRanksAndVariants) {
   EXPECT_FALSE(one.log.front().contains("expert_parallel_bytes_sent"));
   for (const std::string setting : {"activation_checkpointing.number_checkpoints=1", "gradient_accumulation_steps=2",
                                     "libzero.model.experts.drop_tokens=false", "libzero.model.dropout=0.1"})
-    expect_alike(train_command(2, moe(2, {"--set", setting})), train_command(2, moe(1, {"--set", setting})), 2e-4);
+    expect_close(train_command(2, moe(2, {"--set", setting})), train_command(2, moe(1, {"--set", setting})), 2e-4);
 }
 
 // Every choice of every token of all ranks, in one line for each step.

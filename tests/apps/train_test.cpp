@@ -199,7 +199,7 @@ TEST(Train, PlainOutputHasStepLinesAndASummary) {
   EXPECT_EQ(config["command"][0], "train");
 }
 
-TEST(Train, AResumedRunGoesOnBitByBit) {
+TEST(Train, AResumedRunContinuesBitByBit) {
   const Place place;
   OneIn part(3);
   for (const std::string recipe : {"stage3-bf16", "stage2-bf16", "stage3-fp16"}) {

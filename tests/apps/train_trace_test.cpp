@@ -101,7 +101,7 @@ Outcome train(const Place& place, const std::string& name, int stage, const std:
 
 bool is_block(const std::string& name) { return name.find('.') != std::string::npos; }
 
-TEST(TrainTrace, ShowsThatGathersRunBesideComputeAndChangesNothing) {
+TEST(TrainTrace, ShowsThatGathersRunDuringComputeAndChangesNothing) {
   const Place place;
   const auto plain = train(place, "plain", 3, "gloo", {});
   ASSERT_EQ(plain.code, 0) << plain.err;

@@ -382,7 +382,7 @@ COARSE = {metaspace_bpe, suffix_bpe, unigram, split_wordpiece, bert, bert_text}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_every_line_is_encoded_alike(case: Callable[[Path, list[str]], Tokenizer], text: Any, tmp_path: Path) -> None:
+def test_every_line_has_equal_tokens(case: Callable[[Path, list[str]], Tokenizer], text: Any, tmp_path: Path) -> None:
     training, lines = text
     reference = case(tmp_path, training)
     lines = lines + HARD
@@ -524,7 +524,7 @@ def test_special_tokens_are_those_of_transformers(text: Any, tmp_path: Path) -> 
         assert (name, different[:3], len(different)) == (name, [], 0)
 
 
-def test_every_character_is_classed_alike(text: Any, tmp_path: Path) -> None:
+def test_every_character_has_the_same_class(text: Any, tmp_path: Path) -> None:
     """White space, control characters, punctuation, letters and numbers: where each character splits a text."""
     codes = [*range(1, 0x3400), *range(0x3400, 0xD800, 64), *range(0xE000, 0x20000), *range(0xE0000, 0xE0200)]
     characters = [chr(code) for code in codes if not 0xE000 < code < 0xF8FF and not 0x17000 < code < 0x18D00]

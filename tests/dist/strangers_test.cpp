@@ -151,12 +151,12 @@ void take_places(Board& board, int ranks) {
     std::this_thread::sleep_for(200us);
   }
   const auto caught = net::Clock::now();
-  bool goes_on = false;
+  bool continued = false;
   while (board.marks < ranks && net::Clock::now() < end) {
-    if (!goes_on && (seen.size() == 2 || net::Clock::now() - caught > 300ms)) {
+    if (!continued && (seen.size() == 2 || net::Clock::now() - caught > 300ms)) {
       std::this_thread::sleep_for(5ms);
       slow(SIGCONT);
-      goes_on = true;
+      continued = true;
     }
     for (int rank = 0; rank < ranks; ++rank)
       for (const int port : ports_of(board.pids[rank]))

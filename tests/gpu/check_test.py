@@ -154,7 +154,7 @@ class GpuCheck(unittest.TestCase):
         self.run_check("--parts", "kernels_0")
         self.assertEqual(self.document()["parts"]["kernels_0"]["error"], "ended with 1: overhead_bench: --kernels: no profiler")
 
-    def test_a_failed_a_crashed_and_a_silent_part_are_named_and_the_rest_goes_on(self):
+    def test_a_failed_a_crashed_and_a_silent_part_are_named_and_the_rest_continues(self):
         self.pack.program("tests/gpu_kernels_test", 'echo "[ RUN      ] A.B"; echo "[  FAILED  ] A.B (1 ms)"; exit 1')
         self.pack.program("tests/gpu_engine_test", 'echo "[ RUN      ] A.C"; kill -SEGV $$')
         self.pack.program("tests/gpu_paths_test", 'echo "[ RUN      ] A.D"; echo "[  SKIPPED ] A.D (1 ms)"')

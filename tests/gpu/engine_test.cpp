@@ -168,7 +168,7 @@ TEST(GpuEngine, ACheckpointGoesFromGpuToCpuAndBack) {
 
 // Gradients so large that their copies to the host are still under way when memory is reused; in fp32 more of them than
 // the engine keeps for the copies (256 MiB).
-TEST(GpuEngine, OffloadedGradientsLeaveBesideBackwardUnharmed) {
+TEST(GpuEngine, OffloadedGradientsLeaveDuringBackwardUnharmed) {
   ZERO_NEEDS_GPU();
   be_deterministic();
   const std::int64_t kWidth = simulated_faults ? 64 : 2048;

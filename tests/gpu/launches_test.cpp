@@ -508,7 +508,7 @@ TEST_F(GpuLaunches, TheNormsArgumentsReachItsKernels) {
 }
 
 // The first folder of its RUNPATH is its own.
-TEST_F(GpuLaunches, TheRuntimeIsLookedForBesideThePlugin) {
+TEST_F(GpuLaunches, TheRuntimeIsLookedForNextToThePlugin) {
   std::ifstream file(plugin_path(), std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   EXPECT_NE(bytes.find(std::string("\0$ORIGIN:", 9)), std::string::npos);

@@ -124,7 +124,7 @@ TEST(Streams, ASideStreamBeginsAfterWhatWasCurrentAndGivesItBack) {
   EXPECT_EQ(told.alive, 0);
 }
 
-TEST(Streams, AGatherBesideComputation) {
+TEST(Streams, AGatherDuringComputation) {
   told.reset();
   gpu::SideStream gather(kDevice, true);
   gpu::Mark arrived, released;

@@ -161,7 +161,7 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(found["3x4x2x8x4x1"]["recipes"]["bf16"]["ratios"]["stage 3 / DDP"]["rounds"], 1)
         self.assertIn("; 1) *", (self.folder / "results" / "performance.md").read_text())
 
-    def test_a_run_cut_short_goes_on_where_it_was(self):
+    def test_a_run_cut_short_continues_where_it_was(self):
         process = self.start(*self.OPTIONS, STAND_IN_WAITS="2x4x2x8x4x1 ddp bf16")
         limit = time.time() + 60
         while not (self.log.exists() and "2x4x2x8x4x1 ddp bf16" in self.log.read_text()):
@@ -187,7 +187,7 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(code, 1, said)
         self.assertIn("DDP, bf16 parameters failed in 3 of 3 rounds: `Error: stand-in fails`", (self.folder / "results" / "performance.md").read_text())
 
-    def test_the_python_package_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
+    def test_the_python_package_is_measured_with_peers_and_the_page_keeps_the_rest(self):
         (self.folder / "results").mkdir()
         shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "results")
         before = json.loads((self.folder / "results" / "performance.json").read_text())
@@ -206,7 +206,7 @@ class CompareTest(unittest.TestCase):
                          {"median": 2.0, "least_round": 2.0, "most_round": 2.0, "rounds": 2})
         self.assertEqual(found, {"python": {}, **before})
 
-    def test_tensor_and_sequence_parallelism_is_measured_beside_peers_and_the_page_keeps_the_rest(self):
+    def test_tensor_and_sequence_parallelism_is_measured_with_peers_and_the_page_keeps_the_rest(self):
         (self.folder / "results").mkdir()
         shutil.copy(SOURCE / "lab" / "results" / "performance.json", self.folder / "results")
         before = json.loads((self.folder / "results" / "performance.json").read_text())
@@ -313,7 +313,7 @@ class CompareTest(unittest.TestCase):
         self.assertIn("Reached.", page.split("## Models of Hugging Face")[1])
         self.assertIn("DDP, bf16 parameters failed", page)
 
-    def test_everybody_clips_alike(self):
+    def test_all_programs_clip_at_the_same_norm(self):
         peer = re.search(r"^CLIPPING = (\S+)", (SOURCE / "lab/peers/peer.py").read_text(), re.M)
         own = re.search(r"kClipping = ([0-9.]+);", (SOURCE / "lab/bench/step_rank.cpp").read_text())
         self.assertEqual((peer[1], own[1]), ("1.0", "1.0"))

@@ -236,7 +236,7 @@ class ReportTest(unittest.TestCase):
         with self.assertRaises(SystemExit):
             results.summary(self.run_of.folder)
 
-    def test_what_was_not_measured_anew_stays_if_it_clipped_alike(self):
+    def test_what_was_not_measured_again_stays_if_it_clipped_at_the_same_norm(self):
         self.phases()
         kept = {"sizes": {LARGE: {"gradient_clipping": 1.0, "date": "then"}, "1x1x1x1x1x1": {"gradient_clipping": None}},
                 "optimizers": {"date": "then"}, "collectives": None}

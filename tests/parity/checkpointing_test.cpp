@@ -104,7 +104,7 @@ TEST(Checkpointing, NoexceptFunctionsRunToTheirEnd) {
   expect_equal(gradients_of(leaves), plain);
 }
 
-TEST(Checkpointing, DropoutIsRepeatedAndTheGeneratorGoesOn) {
+TEST(Checkpointing, DropoutIsRepeatedAndTheGeneratorContinues) {
   Weights weights;
   auto input = random_tensor({8, 16}, 4).requires_grad_();
   const auto segment = [&](at::Tensor x) { return at::dropout(weights(at::dropout(x, 0.3, true)), 0.5, true); };

@@ -311,7 +311,7 @@ TEST(Engine, UnitsByName) {
   });
 }
 
-TEST(Engine, OverflowIsSkippedOnAllRanksAlike) {
+TEST(Engine, OverflowIsSkippedOnAllRanks) {
   for (int stage = 0; stage <= 3; ++stage) {
     run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
       const auto& task = problem("mlp");

@@ -245,7 +245,7 @@ TEST(Gradient, EndsAnAccumulationOfUnknownLength) {
   }
 }
 
-TEST(SetGradient, IsRefusedOnEveryRankAndTheStepGoesOn) {
+TEST(SetGradient, IsRefusedOnEveryRankAndTheStepContinues) {
   for (const int stage : {0, 3})
     run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
       Net net;

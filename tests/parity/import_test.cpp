@@ -106,7 +106,7 @@ TEST(ImportDeepSpeed, ALoadOfTheirsSaysHow) {
     });
 }
 
-TEST(ImportDeepSpeed, LoadsOnAnyRanksAndGoesOnLikeDeepSpeed) {
+TEST(ImportDeepSpeed, LoadsOnAnyRanksAndContinuesLikeDeepSpeed) {
   for (int stage = 0; stage <= 3; ++stage)
     for (const char* const recipe : {"fp32", "bf16"}) {
       const auto name = "deepspeed-" + std::to_string(stage) + "-" + recipe;

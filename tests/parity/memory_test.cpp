@@ -77,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(Recipes, RestingBytes,
                                            Resting{4, 1, "bf16", kAdam}, Resting{4, 1, "fp32", kMomentum},
                                            Resting{4, 2, "fp16", kMomentum}));
 
-TEST(PeakBytes, AtMostTwoUnitsBesideTheRoot) {
+TEST(PeakBytes, AtMostTwoUnitsAndTheRoot) {
   for (const bool prefetch : {true, false}) {
     Training setup;
     setup.problem = kModel;
@@ -107,7 +107,7 @@ TEST(PeakBytes, AtMostTwoUnitsBesideTheRoot) {
   }
 }
 
-TEST(PeakBytes, ResetStartsAnew) {
+TEST(PeakBytes, ResetStartsAgain) {
   run_ranks(1, [](std::shared_ptr<Communicator> comm) {
     const auto& task = problem("gpt");
     auto module = make_module(task);

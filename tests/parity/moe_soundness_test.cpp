@@ -239,7 +239,7 @@ TEST(MoeSoundness, UnitsThatNameExperts) {
   });
 }
 
-TEST(MoeSoundness, ExpertsThatAreNotAlike) {
+TEST(MoeSoundness, ExpertsThatDiffer) {
   expect_passed({"shm", 2}, [](const Comm& comm) {
     const auto net = make_net(options_of(2, 1));
     net->named_parameters()["blocks.0.experts.2.up.bias"].requires_grad_(false);

@@ -285,7 +285,7 @@ TEST(MoeTraining, TrafficIsThatOfTheKeptRows) {
 // --- recomputation --------------------------------------------------------------------------------
 
 // A checkpointed layer has the same routing in both runs, and draws and exchanges its choices once.
-TEST(MoeTraining, RecomputationRoutesAlike) {
+TEST(MoeTraining, RecomputationHasTheSameRouting) {
   expect_passed({"shm", 2}, [](const Comm& comm) {
     for (const std::int64_t k : {1, 2}) {
       std::vector<std::string> bits;

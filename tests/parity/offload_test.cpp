@@ -178,7 +178,7 @@ TEST(OffloadMemory, EveryStateIsBookedOnItsTier) {
   EXPECT_LT(file.peak.peak(Tier::Device), device.peak.peak(Tier::Device));
 }
 
-TEST(OffloadCheckpoint, GoesOnFromAFileAndBetweenTiers) {
+TEST(OffloadCheckpoint, ContinuesFromAFileAndBetweenTiers) {
   const auto root = folder() + "/checkpoints";
   const std::vector<std::string> places{"", optimizer_on("cpu"), optimizer_on("nvme") + parameters_on("nvme")};
   std::string expected;

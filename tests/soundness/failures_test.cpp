@@ -193,7 +193,7 @@ TEST_P(Failures, ACopyOfSumsBeyondTheBudget) {
 }
 
 // A pass fails, or is discarded, while the previous step's update is running in the background.
-TEST_P(Failures, BesideALateUpdate) {
+TEST_P(Failures, DuringALateUpdate) {
   if (stage() == 0) return;
   const TempFolder temporary;
   const auto folder = temporary.text();

@@ -187,7 +187,7 @@ TEST(ForwardsInThreads, TwoTowersTrain) {
 }
 
 // A parameter that another thread is reading is neither updated nor resharded: the call is refused.
-TEST(ForwardsInThreads, StepBesideAnOperator) {
+TEST(ForwardsInThreads, StepDuringAnOperator) {
   auto model = small_model(2, 1024);
   Engine engine(model, small_options(3, kOffloadedParameters), Communicator::local());
   std::atomic<bool> stop{false};

@@ -42,7 +42,7 @@ TEST(GptSampleTest, EveryTokenFollowsTheLastWindow) {
 }
 
 // Counting modulo 10 from any position: a trained model continues far beyond its sequence length.
-TEST(GptSampleTest, WhatWasLearnedGoesOnBeyondTheReach) {
+TEST(GptSampleTest, WhatWasLearnedContinuesBeyondTheReach) {
   torch::manual_seed(12);
   models::Gpt model(small());
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));

@@ -114,7 +114,7 @@ TEST(RunElastic, LeavingOutIsNoCrashLoop) {
   EXPECT_TRUE(p.says("restart 4 of 6 on 1 rank (was 2: slot 1 died twice) in 1 s")) << p.err;
 }
 
-TEST(RunElastic, ThePauseBeginsAnewAfterACheckpoint) {
+TEST(RunElastic, ThePauseBeginsAgainAfterACheckpoint) {
   Job q({"-n", "2", "--restarts", "2", "--min-ranks", "1"},
         {"batch=0", "1:die-until=1,9", "sleep-in=0,60000", "sleep-in=1,60000"});
   EXPECT_EQ(q.finish(), 0) << q.err;

@@ -332,7 +332,7 @@ TEST(RunHosts, SilenceIsALostHost) {
 }
 
 // Ctrl-Z: the launcher is silent for longer than the limit, but its connections are open.
-TEST(RunHosts, ALauncherThatWasStoppedGoesOn) {
+TEST(RunHosts, ALauncherThatWasStoppedContinues) {
   Job p({"--host-timeout", "1", "--hang-timeout", "2"}, {"out=up", "sleep=7000", "out=done"});
   ASSERT_TRUE(p.all_say("up"));
   p.signal(SIGSTOP);

@@ -330,7 +330,7 @@ TEST(Run, ChecksBeforeStarting) {
   close(listener);
 }
 
-TEST(Run, FindsZeroBesideItself) {
+TEST(Run, FindsZeroNextToItself) {
   Process::Settings settings;
   settings.arguments = {kZero, "run", "-n", "2", "zero", "--version"};
   settings.environment = {"PATH=/no/such/folder"};

@@ -40,7 +40,7 @@ TEST(RunTrain, AStoppedRankIsNamed) {
   EXPECT_TRUE(left_behind("ZERO_RUN_ID=" + p.run_id(), 0).empty());
 }
 
-TEST(RunTrain, ARestartGoesOnToTheSameNumbers) {
+TEST(RunTrain, ARestartContinuesToTheSameNumbers) {
   const std::string folder = temporary_folder(), other = temporary_folder();
   const std::size_t steps = nightly() ? 400 : 80;
   const Words training = {"--json",   "--steps", std::to_string(steps), "--save-every", "20",

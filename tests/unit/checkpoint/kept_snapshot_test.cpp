@@ -79,7 +79,7 @@ struct Rank {
 
 const auto kOf4 = "kept snapshot of step 4 (memory)", kOf2 = "kept snapshot of step 2 (memory)";
 
-TEST(KeptSnapshot, GoesOnAsARunThatNeverStopped) {
+TEST(KeptSnapshot, ContinuesAsARunThatNeverStopped) {
   for (const auto& place : kPlaces) {
     for (const int world : {1, 2}) {
       TempFolder folder(TempFolder::On::Memory);
@@ -372,7 +372,7 @@ TEST(KeptSnapshot, AFillThatFailsLeavesTheOneBefore) {
 }
 
 // The next one takes the slot of the one that failed.
-TEST(KeptSnapshot, GoesOnAfterAFillThatFailed) {
+TEST(KeptSnapshot, ContinuesAfterAFillThatFailed) {
   TempFolder folder(TempFolder::On::Memory);
   const Launcher launcher(2);
   on_ranks(2, [&](const auto& comm) {

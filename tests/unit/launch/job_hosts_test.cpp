@@ -49,7 +49,7 @@ TEST(JobHosts, ASlotThatDiesTwiceInARowIsLeftOut) {
   EXPECT_EQ(shown(hosts.now()), "localhost:01");
 }
 
-TEST(JobHosts, DeathsOfOthersBetweenStartTheCountAnew) {
+TEST(JobHosts, DeathsOfOthersBetweenRestartTheCount) {
   JobHosts hosts(one_host(4), 1, 1);
   for (const int slot : {2, 1, 2, 1}) EXPECT_EQ(hosts.leave_out(died(0, slot)), "") << slot;
   EXPECT_EQ(hosts.leave_out(HostFault()), "") << "the network";

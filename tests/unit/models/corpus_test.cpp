@@ -164,7 +164,7 @@ TEST_F(CorpusTest, SamplesHoldTheBytesOfTheFile) {
   }
 }
 
-TEST_F(CorpusTest, ARestoredReaderGoesOnWithAnyNumberOfRanks) {
+TEST_F(CorpusTest, ARestoredReaderContinuesWithAnyNumberOfRanks) {
   const data::Corpus corpus(text("a", 10007), 16, 0.05, 7);
   data::Reader first(corpus, 1, 2);
   for (int i = 0; i < 120; ++i) first.next(6);  // into the third epoch

@@ -185,7 +185,7 @@ TEST(ProcessInfo, HalfASetNamesWhatIsMissing) {
   EXPECT_CONTAINS(both, "without PMI_SIZE");
 }
 
-TEST(ProcessInfo, HalfASetBesideACompleteOneMustAgreeWithIt) {
+TEST(ProcessInfo, HalfASetMustAgreeWithACompleteOne) {
   // `srun --mpi=pmi2` sets PMI_RANK and PMI_SIZE only; scripts export WORLD_SIZE for all.
   EXPECT_EQ(identity(with(kSlurm, {{"PMI_RANK", "6"}, {"PMI_SIZE", "8"}, {"WORLD_SIZE", "8"}})).source, "Slurm");
   const auto text = error(with(kSlurm, {{"WORLD_SIZE", "16"}}));

@@ -180,7 +180,7 @@ TEST(EventFile, AFolderThatCannotBeMadeIsAnIoError) {
   EXPECT_THROW(observe::EventFile(folder.path() / "file" / "below"), IoError);
 }
 
-TEST(CsvFiles, OneFileATagThatAResumedRunGoesOnWith) {
+TEST(CsvFiles, OneFileATagThatAResumedRunContinues) {
   const test::TempFolder folder;
   EXPECT_EQ(observe::CsvFiles::file_name("Train/Samples/lr"), "Train_Samples_lr.csv");
   {

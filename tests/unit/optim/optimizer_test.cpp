@@ -485,7 +485,7 @@ TEST(ShardedOptimizer, RatesFollowAppliedUpdates) {
   EXPECT_DOUBLE_EQ(optimizer.lr(), 5e-3);
 }
 
-TEST(ShardedOptimizer, GoesOnFromSlotsAndCount) {
+TEST(ShardedOptimizer, ContinuesFromSlotsAndCount) {
   for (const auto& [name, settings] : all_rules()) {
     const auto whole = train(settings, 100, Dtype::BF16, Dtype::BF16, 6, 1);
     auto shard = train(settings, 100, Dtype::BF16, Dtype::BF16, 3, 1);

@@ -116,7 +116,7 @@ TEST(LossScaler, ReportsWhenNothingHelpsAnyMore) {
   EXPECT_TRUE(LossScaler(settings).update(true));
 }
 
-TEST(LossScaler, GoesOnFromItsState) {
+TEST(LossScaler, ContinuesFromItsState) {
   const std::string before = "ogoggog", after = "ggogoogggg";
   LossScaler whole(fp16(6, 3, 2)), first(fp16(6, 3, 2)), second(fp16(6, 3, 2));
   run(whole, before);

@@ -226,7 +226,7 @@ TEST(StageSchedule, StatesInFilesGoByTiles) {
             0);
 }
 
-TEST(StageSchedule, ALateUpdateRunsBesideTheNextStep) {
+TEST(StageSchedule, ALateUpdateRunsDuringTheNextStep) {
   const auto s = schedule_of(
       2, {.more = R"(, "offload_optimizer": {"device": "cpu"}, "delayed_update": {"enabled": true, "start_step": 1})"});
   EXPECT_EQ(events_of(s, Phase::Background, 0, 0), Lines{});
