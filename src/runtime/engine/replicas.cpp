@@ -181,7 +181,7 @@ std::string differences(comm::Group& ranks, std::int64_t world_rank, const std::
   for (const auto& replica : mine) names.push_back(replica.name);
   std::vector<Holder> holders;
   for (std::size_t r = 0; r < lists.size(); ++r) {
-    ZERO_CHECK(lists[r].size() == hashes.size(), lists[r].size(), " hashes");
+    ZERO_CHECK(lists[r].size() == hashes.size(), "rank ", r, " sent ", lists[r].size(), " hashes");
     holders.emplace_back(std::to_string(all[r].rank), lists[r]);
   }
   return odd_ones(names, holders, "rank");
