@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 #include "support/training_job.h"
 
@@ -68,7 +69,7 @@ TEST(ElasticTrain, ContinuesWithTheNumbersOfARunOnFewerRanks) {
   const double to_step = seconds_since(death);
   EXPECT_EQ(p.wait(200), 0) << p.err;
   EXPECT_TRUE(p.says("restart 2 of 4 on 3 ranks (was 4: slot 3 died twice) in 1 s")) << p.err;
-  EXPECT_NE(slurp(folder + "/out/run.json").find("2, the last one on 3 ranks after 4"), std::string::npos);
+  EXPECT_NE(file_text(folder + "/out/run.json").find("2, the last one on 3 ranks after 4"), std::string::npos);
   const std::string tag = fs::path(last_word_after(p.err, "resumed from ")).filename();
   ASSERT_EQ(tag.find("global_step"), 0u) << p.err;
   const std::int64_t first = std::atoll(tag.c_str() + 11);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 #include "support/require.h"
 #include "support/train_command.h"
@@ -152,8 +153,7 @@ TEST(TrainExperts, ReportShowsTheLoad) {
   const auto& loads = json["runs"][0]["experts"];
   ASSERT_EQ(loads.size(), 6u);
   EXPECT_EQ(loads[5]["layers"][0]["counts"], loads_of(run)[5]["layers"][0]["counts"]);
-  std::ifstream in(run.folder + "/r.html");
-  const std::string page(std::istreambuf_iterator<char>(in), {});
+  const auto page = file_text(run.folder + "/r.html");
   EXPECT_TRUE(contains(page, "id=\"experts-0-1\""));
   EXPECT_TRUE(contains(page, "data-table=\"experts\""));
 }

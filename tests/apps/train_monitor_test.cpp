@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 
 namespace zero::test::train_monitor_test {
@@ -88,7 +89,7 @@ TEST(TrainMonitor, FilesHaveTheTagsAndTheNumbersOfTheLog) {
   ASSERT_EQ(steps.size(), 6u);
 
   const auto check = [&](const std::string& tag, auto value_of) {
-    const auto rows = lines(slurp(place.folder + "/sheets/Train_Samples_" + tag + ".csv"));
+    const auto rows = lines(file_text(place.folder + "/sheets/Train_Samples_" + tag + ".csv"));
     ASSERT_EQ(rows.size(), 7u) << tag;
     EXPECT_EQ(rows[0], "step," + tag);
     for (std::size_t i = 0; i < 6; ++i) {
@@ -114,7 +115,7 @@ TEST(TrainMonitor, FilesHaveTheTagsAndTheNumbersOfTheLog) {
   for (const auto& entry : fs::directory_iterator(place.folder + "/board")) {
     ++files;
     EXPECT_GT(entry.file_size(), 6u * 9 * 20);
-    EXPECT_NE(slurp(entry.path()).find("Train/Samples/elapsed_time_ms_backward_allreduce"), std::string::npos);
+    EXPECT_NE(file_text(entry.path()).find("Train/Samples/elapsed_time_ms_backward_allreduce"), std::string::npos);
   }
   EXPECT_EQ(files, 1u) << "rank 0 writes, the others do not";
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/nightly.h"
 #include "support/process.h"
 
@@ -99,13 +100,13 @@ TEST_P(Configs, TrainsThreeSteps) {
     EXPECT_GT(step["loss"], 0.5);
     EXPECT_LT(step["loss"], 7.0);
   }
-  const json result = json::parse(slurp(place.folder + "/out/result.json"));
+  const json result = json::parse(file_text(place.folder + "/out/result.json"));
   EXPECT_EQ(result["steps"], 3);
   EXPECT_TRUE(result["heldout_nats_per_byte"].is_number());
   EXPECT_EQ(result["curve"].size(), 3u);
   EXPECT_GT(result["memory"]["after_backward"]["total_bytes"], 0);
-  EXPECT_EQ(lines(slurp(place.folder + "/out/log.jsonl")), lines(o.out));
-  EXPECT_EQ(slurp(place.folder + "/out/sample.txt").size(), 40u + 8 + 1);
+  EXPECT_EQ(lines(file_text(place.folder + "/out/log.jsonl")), lines(o.out));
+  EXPECT_EQ(file_text(place.folder + "/out/sample.txt").size(), 40u + 8 + 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Configs, testing::ValuesIn([] {
@@ -130,9 +131,9 @@ TEST(Train, WithoutStandardStreamsFilesHaveTheirOwnContentsAlone) {
     for (const std::string& word : kSmall) command += " " + word;
     Process p(Process::Settings{{"/bin/sh", "-c", command + " " + closed}, {"OMP_NUM_THREADS=1"}, place.folder, -1});
     EXPECT_EQ(p.wait(kLimit), 0) << closed << p.err;
-    const auto log = lines(slurp(out + "/log.jsonl"));
+    const auto log = lines(file_text(out + "/log.jsonl"));
     EXPECT_GE(log.size(), 4u) << closed;
-    EXPECT_TRUE(json::accept(slurp(place.folder + "/trace.json"))) << closed;
+    EXPECT_TRUE(json::accept(file_text(place.folder + "/trace.json"))) << closed;
     for (const std::string& line : log) EXPECT_TRUE(json::accept(line)) << closed << ": " << line;
     fs::remove_all(out);
   }
@@ -151,9 +152,9 @@ TEST(Train, StagesPrintTheSameNumbers) {
                      kSmall);
       ASSERT_EQ(o.code, 0) << o.err;
       ASSERT_EQ(o.steps.size(), 4u);
-      const json result = json::parse(slurp(place.folder + "/out/result.json"));
+      const json result = json::parse(file_text(place.folder + "/out/result.json"));
       const Words now =
-          numbers(o.steps) + Words{result["heldout_nats_per_byte"].dump(), slurp(place.folder + "/out/sample.txt")};
+          numbers(o.steps) + Words{result["heldout_nats_per_byte"].dump(), file_text(place.folder + "/out/sample.txt")};
       if (stage == 0) first = now;
       EXPECT_EQ(now, first) << dtype << " stage " << stage;
     }
@@ -169,7 +170,7 @@ TEST(Train, RunsAloneAndLearns) {
                  kSmall);
   ASSERT_EQ(o.code, 0) << o.err;
   ASSERT_EQ(o.steps.size(), 60u);
-  const json result = json::parse(slurp(place.folder + "/out/result.json"));
+  const json result = json::parse(file_text(place.folder + "/out/result.json"));
   EXPECT_GT(o.steps.front()["loss"], 5.0);
   EXPECT_LT(result["final_loss"], 2.5);
   EXPECT_LT(result["heldout_nats_per_byte"], 2.5);
@@ -192,7 +193,7 @@ TEST(Train, PlainOutputHasStepLinesAndASummary) {
   for (const char* part : {"held-out ", "memory of rank 0", "sample, after", "files in "})
     EXPECT_EQ(count(o.out, part), 1u) << part;
   EXPECT_EQ(count(o.err, "ranks: 2 from "), 1u) << o.err;
-  const json config = json::parse(slurp(place.folder + "/out/config.json"));
+  const json config = json::parse(file_text(place.folder + "/out/config.json"));
   EXPECT_EQ(config["values"]["zero_optimization.stage"], 1);
   EXPECT_EQ(config["values"]["libzero.model.hidden"], 48);
   EXPECT_EQ(config["values"]["seed"], 1234);
@@ -227,10 +228,11 @@ TEST(Train, AResumedRunContinuesBitByBit) {
     ASSERT_EQ(rest.steps.size(), 3u) << rest.err;
     EXPECT_EQ(numbers(first.steps) + numbers(rest.steps), numbers(whole.steps)) << recipe;
     // The one log of both parts.
-    EXPECT_EQ(lines(slurp(dir + "-cut/log.jsonl")).size(), 7u);
-    const json a = json::parse(slurp(dir + "-whole/result.json")), b = json::parse(slurp(dir + "-cut/result.json"));
+    EXPECT_EQ(lines(file_text(dir + "-cut/log.jsonl")).size(), 7u);
+    const json a = json::parse(file_text(dir + "-whole/result.json")),
+               b = json::parse(file_text(dir + "-cut/result.json"));
     EXPECT_EQ(a["heldout_nats_per_byte"], b["heldout_nats_per_byte"]);
-    EXPECT_EQ(slurp(dir + "-whole/sample.txt"), slurp(dir + "-cut/sample.txt"));
+    EXPECT_EQ(file_text(dir + "-whole/sample.txt"), file_text(dir + "-cut/sample.txt"));
     // From the named one before the newest.
     const Outcome tagged = run(
         2, common + Words{"--steps", "5", "--checkpoint-dir", dir, "--resume", "global_step3", "--out", dir + "-tag"});
@@ -288,7 +290,7 @@ TEST(Train, RotInTheNewestIsNamedAndSkipped) {
   fs::create_directory(older);
   fs::copy(dir + "/global_step2", older + "/global_step2");
   const std::string file = dir + "/global_step4/rank-00002.safetensors";
-  auto bytes = slurp(file);
+  auto bytes = file_text(file);
   ASSERT_GT(bytes.size(), 600000U) << "blocks of 256 KiB";
   bytes[300000] ^= 16;
   std::ofstream(file, std::ios::binary) << bytes;
@@ -412,7 +414,7 @@ TEST(Train, AutoStartsAfreshAndAMissingTagIsACheckpointError) {
   EXPECT_EQ(fresh.code, 0) << fresh.err;
   EXPECT_EQ(fresh.steps.size(), 2u);
   // Another text: the position does not apply.
-  std::ofstream(place.folder + "/other.txt") << slurp(place.text).substr(0, 50000);
+  std::ofstream(place.folder + "/other.txt") << file_text(place.text).substr(0, 50000);
   const Outcome other =
       run(1, common + Words{"--resume", "auto", "--set", "libzero.data.text=" + place.folder + "/other.txt"});
   EXPECT_EQ(other.code, 0) << "--text wins over the key\n" << other.err;
@@ -439,10 +441,10 @@ TEST(Train, AStopSignalSavesAndAsksToBeStartedAgain) {
     p.signal(signal);
     EXPECT_EQ(p.wait(60), 75) << p.err;
     EXPECT_NE(p.err.find("--resume auto"), std::string::npos) << p.err;
-    const json result = json::parse(slurp(place.folder + "/out/result.json"));
+    const json result = json::parse(file_text(place.folder + "/out/result.json"));
     const std::int64_t reached = result["steps"];
     EXPECT_TRUE(result["heldout_nats_per_byte"].is_null());
-    EXPECT_NE(slurp(place.folder + "/out/log.jsonl").find("{\"step\": 2, \"heldout_loss\": "), std::string::npos);
+    EXPECT_NE(file_text(place.folder + "/out/log.jsonl").find("{\"step\": 2, \"heldout_loss\": "), std::string::npos);
     EXPECT_TRUE(fs::exists(dir + "/global_step" + std::to_string(reached)));
     const Outcome rest = run(
         2, Words{kConfigs + "stage3-bf16.json", "--text", place.text, "--steps", std::to_string(reached + 1), "--json",

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 #include "unit/observe/trace_file.h"
 
@@ -48,7 +49,7 @@ std::string hashes(const std::string& checkpoint) {
   std::set<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(checkpoint))
     if (entry.path().extension() == ".safetensors") files.insert(entry.path());
-  for (const auto& file : files) all += file.filename().string() + "\n" + slurp(file);
+  for (const auto& file : files) all += file.filename().string() + "\n" + file_text(file);
   return all;
 }
 
@@ -151,7 +152,7 @@ TEST(TrainTrace, ShowsThatGathersRunDuringComputeAndChangesNothing) {
       EXPECT_GE(ahead, 6 * (kLayers - 2)) << pass << " of rank " << rank;
     }
   }
-  const auto result = json::parse(slurp(place.folder + "/traced/result.json"));
+  const auto result = json::parse(file_text(place.folder + "/traced/result.json"));
   const auto& summary = result.at("trace");
   EXPECT_EQ(summary["steps"], 6);
   EXPECT_EQ(summary["joined"], true);
@@ -258,7 +259,7 @@ TEST(TrainTrace, AKilledRunLeavesPartsThatABracketCloses) {
   process.signal(SIGKILL);  // the launcher; the kernel ends the ranks
   process.wait(20);
   for (const int rank : {0, 1}) {
-    auto text = slurp(file + ".rank-" + std::to_string(rank) + ".json");
+    auto text = file_text(file + ".rank-" + std::to_string(rank) + ".json");
     EXPECT_FALSE(json::accept(text));
     // If the run ended during a write, the last line is incomplete.
     if (text.back() != '}' || !json::accept(text + "]")) text.resize(text.rfind(",\n"));

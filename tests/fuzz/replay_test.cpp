@@ -2,11 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
 #include <random>
-#include <sstream>
 
 #include "fuzz/targets.h"
+#include "support/file_text.h"
 #include "support/nightly.h"
 
 namespace zero::test::replay_test {
@@ -15,19 +14,12 @@ namespace fs = std::filesystem;
 
 class Corpus : public testing::TestWithParam<FuzzTarget> {};
 
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();  // by blocks, not characters
-  return text.str();
-}
-
 TEST_P(Corpus, IsReadWithoutAFault) {
   const auto folder = fs::path(ZERO_SOURCE_DIR) / "tests/fuzz/corpus" / GetParam().name;
   std::minstd_rand random(20261125);
   int files = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
-    const auto whole = slurp(entry.path());
+    const auto whole = file_text(entry.path());
     GetParam().run(whole);
     ++files;
     for (int i = 0; i < (nightly() ? 300 : 60); ++i) {

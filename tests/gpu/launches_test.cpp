@@ -8,13 +8,13 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gpu/stubbed_plugin.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 
 namespace zero::test::launches_test {
@@ -509,8 +509,7 @@ TEST_F(GpuLaunches, TheNormsArgumentsReachItsKernels) {
 
 // The first folder of its RUNPATH is its own.
 TEST_F(GpuLaunches, TheRuntimeIsLookedForNextToThePlugin) {
-  std::ifstream file(plugin_path(), std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const auto bytes = file_text(plugin_path());
   EXPECT_NE(bytes.find(std::string("\0$ORIGIN:", 9)), std::string::npos);
 }
 

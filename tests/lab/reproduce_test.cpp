@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "support/file_text.h"
 #include "support/process.h"
 
 namespace zero::test::reproduce_test {
@@ -41,10 +42,10 @@ json found(const std::string& name, const std::string& folder) {
   EXPECT_FALSE(record.at("comparisons").empty());
   for (const auto& one : record.at("comparisons"))
     for (const char* part : {"what", "theirs", "ours", "why"}) EXPECT_FALSE(one.at(part).get<std::string>().empty());
-  const auto page = slurp(folder + "/index.html");
+  const auto page = file_text(folder + "/index.html");
   EXPECT_NE(page.find("<svg"), std::string::npos);
   EXPECT_NE(page.find("</html>"), std::string::npos);
-  EXPECT_EQ(json::parse(slurp(folder + "/reproduction.json")).at("experiments").at(0), record);
+  EXPECT_EQ(json::parse(file_text(folder + "/reproduction.json")).at("experiments").at(0), record);
   return record.at("data");
 }
 
@@ -286,7 +287,7 @@ TEST(Reproduce, PagesComeFromRecordsAlone) {
   const auto made = reproduce({"--from", recorded_file, "--docs", folder + "/reproduction.md"});
   ASSERT_EQ(made.code, 0) << made.err;
   std::set<std::string> names;
-  const auto recorded = json::parse(slurp(recorded_file));
+  const auto recorded = json::parse(file_text(recorded_file));
   for (const auto& one : recorded.at("experiments")) {
     names.insert(one.at("name"));
     EXPECT_EQ(one.at("quick"), false) << one.at("name");
@@ -295,7 +296,7 @@ TEST(Reproduce, PagesComeFromRecordsAlone) {
   std::size_t files = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    EXPECT_EQ(slurp(entry.path()), slurp(docs + name))
+    EXPECT_EQ(file_text(entry.path()), file_text(docs + name))
         << name << ": zero reproduce --from lab/results/reproduction.json --docs "
         << "docs/reproduction.md";
     ++files;

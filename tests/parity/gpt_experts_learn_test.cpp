@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "models/gpt.h"
+#include "support/file_text.h"
 #include "support/process.h"
 #include "tools/support/gpt_experts.h"
 
@@ -33,7 +34,7 @@ at::Tensor text() {
   std::sort(files.begin(), files.end());
   std::string all;
   for (const auto& file : files)
-    if (file.extension() == ".h") all += slurp(file);
+    if (file.extension() == ".h") all += file_text(file);
   return torch::from_blob(all.data(), {static_cast<std::int64_t>(all.size())}, torch::kUInt8).to(torch::kLong);
 }
 

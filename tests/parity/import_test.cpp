@@ -11,6 +11,7 @@
 
 #include "formats/safetensors.h"
 #include "parity/training.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "support/on_ranks.h"
 #include "support/process.h"
@@ -71,7 +72,7 @@ struct Expected {
 };
 
 Expected expected_of(const std::string& path) {
-  const auto file = slurp(path);
+  const auto file = file_text(path);
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
   const auto header = formats::parse_header(std::string_view(file).substr(8, length), file.size() - 8 - length, path);
@@ -209,7 +210,7 @@ std::string fp16_config(int stage, const nlohmann::json& scaler) {
 
 TEST(ImportDeepSpeed, LossScalesGoOnLikeDeepSpeeds) {
   const auto folder_of = std::string(ZERO_SOURCE_DIR) + "/tests/golden/interchange/deepspeed-fp16/";
-  const auto scalers = nlohmann::json::parse(slurp(folder_of + "scalers.json"));
+  const auto scalers = nlohmann::json::parse(file_text(folder_of + "scalers.json"));
   for (const auto& [name, scaler] : scalers.items()) {
     if (scaler["static"]) continue;
     const TempFolder folder;

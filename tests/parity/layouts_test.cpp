@@ -15,6 +15,7 @@
 #include "formats/hash.h"
 #include "formats/slices.h"
 #include "parity/training.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "support/on_ranks.h"
 #include "support/process.h"
@@ -407,7 +408,7 @@ TEST(Layouts, DamageInTheNewest) {
   for (const auto& entry : fs::directory_iterator(folder.path() / "newest")) files.push_back(entry.path());
   ASSERT_EQ(files.size(), 7u);
   for (const auto& file : files) {
-    const auto good = slurp(file.string());
+    const auto good = file_text(file.string());
     for (const double place : {0.0, 0.3, 0.6, 0.999}) {
       auto bad = good;
       bad[static_cast<std::size_t>(place * static_cast<double>(bad.size()))] ^= 4;
@@ -447,7 +448,7 @@ TEST(Layouts, DamageInTheNewest) {
   // Both are damaged: the error has the fault of each.
   for (const char* tag : {"older", "newest"}) {
     const auto file = folder.path() / tag / "rank-00002.safetensors";
-    auto bad = slurp(file.string());
+    auto bad = file_text(file.string());
     bad[bad.size() - 3] ^= 1;
     std::ofstream(file, std::ios::binary) << bad;
   }
@@ -557,7 +558,7 @@ TEST(Layouts, GoldenFilesOfEveryFormat) {
           const auto setup = setup_of(world, 3, recipe);
           Trained run(setup, problem(name), comm);
           EXPECT_EQ(run.engine.load_checkpoint(copy.path()), "t");
-          EXPECT_EQ(hashes(run.states()), slurp((folder / "hashes.txt").string()))
+          EXPECT_EQ(hashes(run.states()), file_text((folder / "hashes.txt").string()))
               << format << ", " << name << ", " << world << " ranks";
         });
       }
@@ -570,7 +571,7 @@ TEST(Layouts, DamageInFormat1) {
   const TempFolder copy;
   fs::copy(fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1/tiny", copy.path(), fs::copy_options::recursive);
   const auto file = copy.path() / "t/rank-00001.safetensors";
-  auto bad = slurp(file.string());
+  auto bad = file_text(file.string());
   bad[bad.size() - 5200] ^= 1;  // before the random numbers of rank 1, which nobody reads
   std::ofstream(file, std::ios::binary) << bad;
   on_ranks(1, [&](const auto& comm) {

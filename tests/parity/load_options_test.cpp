@@ -5,11 +5,11 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include <zero/checkpoint_tools.h>
 
 #include "parity/training.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "support/on_ranks.h"
 #include "support/process.h"
@@ -383,7 +383,7 @@ TEST(LoadOptions, VerifyOnLoad) {
   saved(setup, folder.path());
   const auto flip = [&](const std::string& name) {
     const auto path = folder.path() / "all" / name;
-    auto bytes = read_all(path);
+    auto bytes = file_text(path);
     bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 1);
     write_all(path, bytes);
   };

@@ -15,6 +15,7 @@
 
 #include "parity/mesh_problems.h"
 #include "parity/moe_problems.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "support/golden_texts.h"
 #include "support/nightly.h"
@@ -182,7 +183,7 @@ TEST(MoeTraining, StateIsTheSameAtEveryStageTierAndTransport) {
       }
       if (comm->rank() == 0) std::ofstream(file) << hashes;
     });
-    const auto hashes = slurp(file);
+    const auto hashes = file_text(file);
     ASSERT_FALSE(hashes.empty());
     if (first.empty()) first = hashes;
     EXPECT_EQ(hashes, first) << transport;

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "formats/blocks.h"
 #include "formats/manifest.h"
 #include "formats/range_reader.h"
 #include "formats/rank_file.h"
 #include "soundness/small_programs.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 
 namespace zero::test::checkpoint_limits_test {
@@ -139,8 +139,7 @@ TEST(CheckpointLimits, CountersOfAManifest) {
     engine.step();
     engine.save_checkpoint(folder.text(), "t");
   }
-  std::ifstream in(folder.text() + "/t/manifest.json");
-  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  const auto text = file_text(folder.text() + "/t/manifest.json");
   EXPECT_EQ(message_of([&] { formats::parse_manifest(text, "m"); }), "");
   for (const char* field :
        {"global_steps", "applied_steps", "skipped_steps", "global_samples", "seq", "hysteresis", "good", "floor"}) {

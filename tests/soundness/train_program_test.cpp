@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "support/file_text.h"
 #include "support/process.h"
 
 namespace zero::test::train_program_test {
@@ -83,7 +84,7 @@ std::string sample_of(const char* stage) {
   settings.folder = folder;
   const auto ended = run_to_end(settings, 200);
   EXPECT_EQ(ended.code, 0) << ended.err;
-  return slurp(folder + "/out/sample.txt");
+  return file_text(folder + "/out/sample.txt");
 }
 
 TEST(TrainProgram, TheSampleIsWholeWhenAnotherRankIsAhead) {

@@ -1,4 +1,5 @@
 #include "support/golden_texts.h"
+#include "support/file_text.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -16,7 +17,7 @@ const std::string kIndent = "    ";
 std::map<std::string, std::string> read() {
   std::map<std::string, std::string> entries;
   std::string name;
-  for (const auto& line : lines(slurp(kFile))) {
+  for (const auto& line : lines(file_text(kFile))) {
     if (line.empty() || line.rfind(kIndent, 0) == 0)
       entries[name] += (line.empty() ? line : line.substr(kIndent.size())) + "\n";
     else

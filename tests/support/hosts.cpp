@@ -1,5 +1,6 @@
 // Processes are found by what is in their environment and on their command line.
 #include "support/hosts.h"
+#include "support/file_text.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,7 +9,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 
 namespace zero::test {
 
@@ -28,7 +28,7 @@ std::string write_hosts(const std::string& hosts) {
 }
 
 pid_t parent_of(pid_t pid) {
-  const std::string text = slurp("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text = file_text("/proc/" + std::to_string(pid) + "/stat");
   const std::size_t end = text.rfind(')');
   return end == std::string::npos ? -1 : std::atoi(text.c_str() + std::min(end + 4, text.size()));
 }
@@ -76,11 +76,11 @@ bool HostsJob::nothing_left(double seconds) const { return left_behind("FAKE_SSH
 pid_t HostsJob::agent_on(const std::string& host) const {
   const std::vector<pid_t> of_host = with_environment("FAKE_SSH_HOST=" + host);
   for (const pid_t p : with_environment("FAKE_SSH_MARK=" + mark_)) {
-    const std::string command = slurp("/proc/" + std::to_string(p) + "/cmdline");
+    const std::string command = file_text("/proc/" + std::to_string(p) + "/cmdline");
     if (std::count(of_host.begin(), of_host.end(), p) &&
         command.find("/zero\0run\0--agent\0", 0, 18) != std::string::npos) {
       // The guardian is a copy of its agent.
-      const std::string parent = slurp("/proc/" + std::to_string(parent_of(p)) + "/cmdline");
+      const std::string parent = file_text("/proc/" + std::to_string(parent_of(p)) + "/cmdline");
       if (parent != command) return p;
     }
   }

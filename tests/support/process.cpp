@@ -132,13 +132,6 @@ Ended run_to_end(Process::Settings settings, double seconds) {
   return {code, process.out, process.err};
 }
 
-std::string slurp(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();  // by blocks, not characters
-  return text.str();
-}
-
 std::vector<std::string> lines(const std::string& text, const std::string& except) {
   std::vector<std::string> all;
   std::istringstream in(text);

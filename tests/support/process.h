@@ -56,8 +56,6 @@ struct Ended {
 };
 Ended run_to_end(Process::Settings settings, double seconds = 30);
 
-// The whole of a file; empty where there is none.
-std::string slurp(const std::string& path);
 // Lines of a text; without the ones that start with `except`.
 std::vector<std::string> lines(const std::string& text, const std::string& except = "");
 // Processes of the machine that have NAME=value in their environment.

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/file_text.h"
 #include "support/process.h"
 #include "unit/formats/checkpoint_samples.h"
 #include "unit/interchange/weight_files.h"
@@ -38,7 +39,7 @@ TEST(CheckpointCommand, InspectShowsTheManifest) {
   answer = ask({"inspect", folder.text() + "/one/", "--json"});
   const auto json = nlohmann::json::parse(answer.out);
   EXPECT_EQ(json["tag"], "one");
-  EXPECT_EQ(json["manifest"], nlohmann::json::parse(read_all(folder.path() / "one" / "manifest.json")));
+  EXPECT_EQ(json["manifest"], nlohmann::json::parse(file_text(folder.path() / "one" / "manifest.json")));
 }
 
 TEST(CheckpointCommand, ListTellsWholeFromDamaged) {
@@ -93,7 +94,7 @@ TEST(CheckpointCommand, VerifyReadsEveryByte) {
   save_sample(formats::system_files(), folder.text(), "t", 1);
   EXPECT_EQ(ask({"verify", folder.text()}).code, 0);
   const auto file = folder.path() / "t" / "rank-00000.safetensors";
-  auto bytes = read_all(file);
+  auto bytes = file_text(file);
   bytes[bytes.size() - 5] = static_cast<char>(bytes[bytes.size() - 5] ^ 1);
   write_all(file, bytes);
   EXPECT_EQ(ask({"inspect", folder.text()}).code, 0) << "sizes and the manifest are right";
@@ -110,7 +111,7 @@ TEST(CheckpointCommand, VerifyReadsAllCheckpoints) {
   EXPECT_EQ(lines(ask({"verify", folder.text()}).out).size(), 3u);
   std::filesystem::remove(folder.path() / "t3" / "rank-00000.safetensors");
   const auto file = folder.path() / "t1" / "rank-00000.safetensors";
-  auto bytes = read_all(file);
+  auto bytes = file_text(file);
   bytes[bytes.size() - 5] ^= 1;
   write_all(file, bytes);
   auto answer = ask({"verify", folder.text()});
@@ -154,7 +155,7 @@ TEST(CheckpointCommand, ExportConvertAndDiff) {
   answer = ask({"convert", folder.file("hf"), folder.file("b.pt"), "--to=pt", "--json"});
   auto json = nlohmann::json::parse(answer.out);
   EXPECT_TRUE(json["tensors"] == 3 && json["bytes"] == 670 && json["files"][0] == folder.file("b.pt")) << answer.out;
-  EXPECT_EQ(read_all(folder.path() / "b.pt").substr(0, 4), "PK\3\4");
+  EXPECT_EQ(file_text(folder.path() / "b.pt").substr(0, 4), "PK\3\4");
   // Equal, and not.
   EXPECT_EQ(ask({"diff", folder.file("run") + "/t1", folder.file("run") + "/t1"}).code, 0);
   answer = ask({"diff", folder.file("run") + "/t1", folder.file("run") + "/t2"});

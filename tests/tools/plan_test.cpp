@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/file_text.h"
 #include "support/nightly.h"
 #include "support/process.h"
 #include "support/require.h"
@@ -420,7 +421,7 @@ TEST(PlanCommand, ReadsTheProfileThatIsMeasured) {
   ASSERT_EQ(profile.code, 0) << profile.err;
   EXPECT_NE(profile.out.find("1 rank at once"), std::string::npos) << profile.out;
   EXPECT_NE(profile.out.find("the fit of steps is within"), std::string::npos) << profile.out;
-  const auto written = json::parse(slurp(file));
+  const auto written = json::parse(file_text(file));
   EXPECT_EQ(written["schema"], "zero.profile/1");
   EXPECT_EQ(written["ranks"], 1);
   EXPECT_GT(written["fp32_flops_per_s"].get<double>() + written["fp32_elements_per_s"].get<double>(), 0);

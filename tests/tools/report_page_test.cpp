@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 
 namespace zero::test::report_page_test {
@@ -131,11 +132,13 @@ class ReportPage : public testing::Test {
   static std::string page() { return folder + "/report.html"; }
   static std::vector<json> log(int stage) {
     std::vector<json> steps;
-    for (const std::string& line : lines(slurp(folder + "/run" + std::to_string(stage) + "/log.jsonl")))
+    for (const std::string& line : lines(file_text(folder + "/run" + std::to_string(stage) + "/log.jsonl")))
       steps.push_back(json::parse(line));
     return steps;
   }
-  static json record(int stage) { return json::parse(slurp(folder + "/run" + std::to_string(stage) + "/run.json")); }
+  static json record(int stage) {
+    return json::parse(file_text(folder + "/run" + std::to_string(stage) + "/run.json"));
+  }
 
   static std::string folder;
 };
@@ -177,7 +180,8 @@ TEST_F(ReportPage, NoConsoleErrorAndTheRunsNumbers) {
   for (const int stage : {0, 3}) {
     const std::string label = "stage " + std::to_string(stage);
     const auto steps = log(stage);
-    const json r = record(stage), result = json::parse(slurp(folder + "/run" + std::to_string(stage) + "/result.json"));
+    const json r = record(stage),
+               result = json::parse(file_text(folder + "/run" + std::to_string(stage) + "/result.json"));
     EXPECT_DOUBLE_EQ(cell(shown.dom, "runs", label, "last loss"), steps.back()["loss"].get<double>());
     EXPECT_DOUBLE_EQ(cell(shown.dom, "runs", label, "held-out loss"), result["heldout_nats_per_byte"].get<double>());
     EXPECT_DOUBLE_EQ(cell(shown.dom, "runs", label, "steps"), 8);
@@ -267,7 +271,7 @@ TEST_F(ReportPage, OfAMesh) {
         drawn += std::stod(rect.at("data-value"));
     EXPECT_DOUBLE_EQ(drawn, bytes) << name;
   }
-  const json r = json::parse(slurp(out + "/run.json"));
+  const json r = json::parse(file_text(out + "/run.json"));
   EXPECT_DOUBLE_EQ(cell(shown.dom, "meshes", label, "tokens a step"), r["tokens_per_step"].get<double>());
   EXPECT_DOUBLE_EQ(cell(shown.dom, "meshes", label, "parameters of rank 0"),
                    r["mesh"]["parameters_per_rank"].get<double>());
@@ -277,7 +281,7 @@ TEST_F(ReportPage, OfAMesh) {
 }
 
 TEST_F(ReportPage, ThePointerIsToldTheValues) {
-  std::string text = slurp(page());
+  std::string text = file_text(page());
   const std::string script = R"js(<pre id="told"></pre><script>
 for (const hit of document.querySelectorAll(".hit")) {
   const box = hit.closest(".chart"), frame = hit.getBoundingClientRect();
@@ -307,7 +311,7 @@ dispatchEvent(new Event("resize"));
 }
 
 TEST_F(ReportPage, ABrokenScriptWouldBeSeen) {
-  std::string text = slurp(page());
+  std::string text = file_text(page());
   text.insert(text.rfind("</body>"), "<script>undefinedFunction()</script>");
   std::ofstream(folder + "/broken.html") << text;
   EXPECT_FALSE(show(folder + "/broken.html").console.empty());
@@ -336,7 +340,7 @@ TEST_F(ReportPage, LittleToDrawDraws) {
     std::ofstream(to + "/log.jsonl") << text;
     return to;
   };
-  const auto steps = slurp(folder + "/run0/log.jsonl");
+  const auto steps = file_text(folder + "/run0/log.jsonl");
   const auto one = copy("one", record(0), steps.substr(0, steps.find('\n') + 1));
   auto fewer = record(3);
   fewer["recorded"]["purposes"].erase(0);

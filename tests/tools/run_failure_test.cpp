@@ -11,11 +11,11 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 
 namespace zero::test::run_failure_test {
@@ -101,10 +101,10 @@ class Strangers {
     for (const char* name : {"first", "second"})
       if (const pid_t pid = of(name); pid > 0) kill(pid, SIGKILL);
   }
-  pid_t of(const std::string& name) const { return std::atoi(slurp(folder_ + "/" + name).c_str()); }
+  pid_t of(const std::string& name) const { return std::atoi(file_text(folder_ + "/" + name).c_str()); }
   // A process that is not a zombie.
   bool runs(const std::string& name) const {
-    const std::string stat = slurp("/proc/" + std::to_string(of(name)) + "/stat");
+    const std::string stat = file_text("/proc/" + std::to_string(of(name)) + "/stat");
     return !stat.empty() && stat.find(") Z ") == std::string::npos;
   }
 
@@ -141,7 +141,7 @@ TEST(RunFailure, ADaemonWithoutItsEnvironmentDoesNotOutliveTheRun) {
                               folder,
                               -1});
   EXPECT_EQ(p.wait(), 0) << p.err;
-  const std::string daemon = slurp(folder + "/daemon");
+  const std::string daemon = file_text(folder + "/daemon");
   ASSERT_FALSE(daemon.empty());
   EXPECT_FALSE(std::filesystem::exists("/proc/" + daemon.substr(0, daemon.find('\n')))) << daemon;
 }
@@ -320,7 +320,7 @@ TEST(RunFailure, InterruptWhileNobodyReadsOurOutput) {
   ASSERT_TRUE(p.wait_for("up"));
   // Until the pipe is full, and then until it has become a zombie. Nothing is read on purpose.
   const auto state = [&](const char* wanted) {
-    return slurp("/proc/" + std::to_string(p.pid()) + "/stat").find(std::string(") ") + wanted + " ") !=
+    return file_text("/proc/" + std::to_string(p.pid()) + "/stat").find(std::string(") ") + wanted + " ") !=
            std::string::npos;
   };
   bool ended = false;

@@ -8,11 +8,11 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/hosts.h"
 #include "support/process.h"
 
@@ -70,7 +70,7 @@ TEST(RunHosts, AUserOfTheHostfileReachesSsh) {
   Job p({}, {"env=MASTER_ADDR"}, {"FAKE_SSH_LOG=" + log}, "ann@wa slots=1\nwb slots=1\n");
   EXPECT_EQ(p.finish(), 0) << p.err;
   EXPECT_EQ(sorted(lines(p.out)), sorted({"[wa:0] MASTER_ADDR=wa", "[wb:1] MASTER_ADDR=wa"}));
-  EXPECT_NE(slurp(log).find("\n-l\nann\n--\nwa\n"), std::string::npos) << slurp(log);
+  EXPECT_NE(file_text(log).find("\n-l\nann\n--\nwa\n"), std::string::npos) << file_text(log);
   Job srun({"--launcher", "srun"}, {"out=up"}, {}, "ann@wa slots=1\nwb slots=1\n");
   EXPECT_EQ(srun.wait(), 2) << srun.err;
   EXPECT_TRUE(srun.says("[--hostfile] got user ann of wa with --launcher srun, expected ssh or no user")) << srun.err;
@@ -102,7 +102,7 @@ TEST(RunHosts, TheSameOnAllAndOnlyWhatIsMeantForOthers) {
               "FROM_FILE=a b='c'\nZERO_TOKEN=a-secret-of-ours\nZERO_RUN_ID=" +
                   p.run_id() + "\nRANK_X=(unset)\n");
   }
-  const std::string calls = slurp(folder + "/log");
+  const std::string calls = file_text(folder + "/log");
   EXPECT_NE(calls.find("\nwb\n" ZERO_BINARY_DIR "/bin/zero run --agent\n"), std::string::npos) << calls;
   for (const char* hidden : {"secret", "4711", "rank_program"})
     EXPECT_EQ(calls.find(hidden), std::string::npos) << "only the agent is named on a command line";
@@ -142,8 +142,8 @@ TEST(RunHosts, ThisHostAmongOthers) {
   EXPECT_EQ(sorted(lines(p.err, "zero run:")),
             sorted({"[wa:0] to err", "[localhost:1] to err", "[localhost:2] to err"}));
   for (const char* rank : {"0", "1", "2"}) {
-    EXPECT_EQ(slurp(logs + "/rank-" + rank + ".out"), "to out\nZERO_LOG_DIR=" + logs + "\n");
-    EXPECT_EQ(slurp(logs + "/rank-" + rank + ".err"), "to err\n");
+    EXPECT_EQ(file_text(logs + "/rank-" + rank + ".out"), "to out\nZERO_LOG_DIR=" + logs + "\n");
+    EXPECT_EQ(file_text(logs + "/rank-" + rank + ".err"), "to err\n");
   }
 }
 
@@ -308,8 +308,8 @@ TEST(RunHosts, AKilledAgentTakesItsRanksAlong) {
   kill(agent, SIGTERM);  // has no effect: the agent handles it and continues
   const std::string status = "/proc/" + std::to_string(agent) + "/status";
   const std::string none = "ShdPnd:\t0000000000000000";
-  for (int tries = 0; tries < 3000 && slurp(status).find(none) == std::string::npos; ++tries) usleep(10000);
-  EXPECT_NE(slurp(status).find(none), std::string::npos) << slurp(status);
+  for (int tries = 0; tries < 3000 && file_text(status).find(none) == std::string::npos; ++tries) usleep(10000);
+  EXPECT_NE(file_text(status).find(none), std::string::npos) << file_text(status);
   EXPECT_FALSE(p.says("FAILED"));
   kill(agent, SIGKILL);
   EXPECT_EQ(p.finish(), 6);
@@ -416,8 +416,8 @@ TEST(RunHosts, PortAndArgumentsReachSsh) {
   const std::string folder = temporary_folder();
   Job p({"--ssh_port", "2222", "--launcher_args", "-i 'my key' -l me"}, {"out=x"}, {"FAKE_SSH_LOG=" + folder + "/log"});
   EXPECT_EQ(p.finish(), 0) << p.err;
-  EXPECT_NE(slurp(folder + "/log").find("\n-p\n2222\n-i\nmy key\n-l\nme\n--\nwa\n"), std::string::npos)
-      << slurp(folder + "/log");
+  EXPECT_NE(file_text(folder + "/log").find("\n-p\n2222\n-i\nmy key\n-l\nme\n--\nwa\n"), std::string::npos)
+      << file_text(folder + "/log");
 }
 
 TEST(RunHosts, SrunAndMpirun) {
@@ -429,7 +429,7 @@ TEST(RunHosts, SrunAndMpirun) {
     EXPECT_EQ(sorted(lines(p.out)), (Words{"[wa:0] FAKE_SSH_HOST=wa", "[wa:1] FAKE_SSH_HOST=wa",
                                            "[wb:2] FAKE_SSH_HOST=wb", "[wb:3] FAKE_SSH_HOST=wb"}));
     EXPECT_TRUE(p.says("rank 3 of 4, host wb")) << p.err;
-    EXPECT_NE(slurp(folder + "/log").find("\n--quiet\n"), std::string::npos);
+    EXPECT_NE(file_text(folder + "/log").find("\n--quiet\n"), std::string::npos);
   }
 }
 
@@ -506,7 +506,7 @@ TEST(RunByHand, LogsFollowNoLink) {
   std::filesystem::create_symlink(folder + "/victim", folder + "/pid");
   Process pid({by_hand + Words{"--save-pid", folder + "/pid", kRank, "out=hello"}, {"ZERO_TOKEN=ours"}, {}, -1});
   EXPECT_EQ(pid.wait(), 5) << pid.err;
-  EXPECT_EQ(slurp(folder + "/victim"), "mine\n");
+  EXPECT_EQ(file_text(folder + "/victim"), "mine\n");
 }
 
 TEST(RunByHand, SeveralHostsNeedASecret) {

@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "support/file_text.h"
 #include "support/process.h"
 
 namespace zero::test::run_test {
@@ -77,8 +78,8 @@ TEST(Run, WithoutStandardStreams) {
   }
   int logs = 0;
   for (const auto& run : std::filesystem::directory_iterator(folder + "/logs")) {
-    EXPECT_EQ(slurp(run.path() / "rank-1.out"), "hello\n");
-    EXPECT_EQ(slurp(run.path() / "rank-1.err"), "careful\n");
+    EXPECT_EQ(file_text(run.path() / "rank-1.out"), "hello\n");
+    EXPECT_EQ(file_text(run.path() / "rank-1.err"), "careful\n");
     ++logs;
   }
   EXPECT_EQ(logs, 4);
@@ -122,9 +123,9 @@ TEST(Run, LogFilesHoldUnprefixedLines) {
   const std::string id = runs[0].filename();
   EXPECT_NE(p.err.find("run " + id), std::string::npos);
   for (const char* rank : {"0", "1"}) {
-    EXPECT_EQ(slurp(runs[0] / (std::string("rank-") + rank + ".out")),
+    EXPECT_EQ(file_text(runs[0] / (std::string("rank-") + rank + ".out")),
               "to out\nZERO_LOG_DIR=" + runs[0].string() + "\nZERO_RUN_ID=" + id + "\n");
-    EXPECT_EQ(slurp(runs[0] / (std::string("rank-") + rank + ".err")), "to err\n");
+    EXPECT_EQ(file_text(runs[0] / (std::string("rank-") + rank + ".err")), "to err\n");
   }
 }
 
@@ -481,7 +482,7 @@ TEST(Run, SavePidLastsAsLongAsTheRun) {
   const std::string file = temporary_folder() + "/pid";
   Process p(run_arguments({"-n1", "--save_pid", file}, {"out=up", "sleep=20000"}));
   ASSERT_TRUE(p.wait_for("up"));
-  EXPECT_EQ(slurp(file), std::to_string(p.pid()) + "\n");
+  EXPECT_EQ(file_text(file), std::to_string(p.pid()) + "\n");
   p.signal(SIGINT);
   EXPECT_EQ(p.wait(), 130);
   EXPECT_FALSE(std::filesystem::exists(file));

@@ -26,6 +26,7 @@
 #include "formats/digest.h"
 #include "formats/rank_file.h"
 #include "observe/status_page.h"
+#include "support/file_text.h"
 #include "support/nightly.h"
 #include "support/on_ranks.h"
 #include "unit/checkpoint/trained_model.h"
@@ -545,7 +546,7 @@ TEST(BackgroundSave, KilledAtEveryCall) {
     const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     ASSERT_TRUE(killed || (WIFEXITED(status) && WEXITSTATUS(status) == 0)) << "call " << k << " status " << status;
     const auto tag = formats::choose(formats::system_files(), root, "").tag;
-    EXPECT_EQ(digest(root, tag), read_all(folder.path() / (tag + ".digest"))) << "call " << k;
+    EXPECT_EQ(digest(root, tag), file_text(folder.path() / (tag + ".digest"))) << "call " << k;
     arrived += tag == "new";
     if (!killed) {
       EXPECT_EQ(tag, "new");

@@ -329,9 +329,9 @@ void expect_files(const fs::path& folder, const std::map<std::string, at::Tensor
 
 std::map<std::string, std::string> bytes_in(const fs::path& path) {
   std::map<std::string, std::string> bytes;
-  if (!fs::is_directory(path)) return {{"", read_all(path)}};
+  if (!fs::is_directory(path)) return {{"", file_text(path)}};
   for (const auto& entry : fs::recursive_directory_iterator(path))
-    if (entry.is_regular_file()) bytes[fs::relative(entry.path(), path)] = read_all(entry.path());
+    if (entry.is_regular_file()) bytes[fs::relative(entry.path(), path)] = file_text(entry.path());
   return bytes;
 }
 
@@ -378,8 +378,8 @@ TEST(WeightsExport, FilesAreTheMastersForAllRanksAndStages) {
         options.format = "hf";
         (void)export_checkpoint(folder.file("run"), folder.file("one"), options);
         EXPECT_EQ(bytes_in(folder.file("one")), bytes_in(folder.file("hf")));
-        const auto config = nlohmann::json::parse(read_all(folder.path() / "hf" / "config.json"));
-        const auto theirs = nlohmann::json::parse(read_all(hf_model("hf-gpt2") / "config.json"));
+        const auto config = nlohmann::json::parse(file_text(folder.path() / "hf" / "config.json"));
+        const auto theirs = nlohmann::json::parse(file_text(hf_model("hf-gpt2") / "config.json"));
         for (const char* field :
              {"architectures", "model_type", "vocab_size", "n_positions", "n_embd", "n_layer", "n_head",
               "activation_function", "layer_norm_epsilon", "tie_word_embeddings", "dtype"})
@@ -406,7 +406,7 @@ TEST(WeightsExport, TiesBuffersAndFrozenParameters) {
   EXPECT_EQ(once.at("a"), plain_tensor("F32", {5, 6}, thirty(0)));
   EXPECT_EQ(once.at("frozen"), plain_tensor<float>("F32", {7}, {1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5}));
   EXPECT_EQ(once.at("scale"), plain_tensor<float>("F32", {3}, {2, 2, 2})) << "buffers keep their dtype";
-  EXPECT_EQ(plain_header(read_all(folder.path() / "once" / "model.safetensors"))["__metadata__"],
+  EXPECT_EQ(plain_header(file_text(folder.path() / "once" / "model.safetensors"))["__metadata__"],
             (nlohmann::json{{"format", "pt"}, {"b", "a"}}));
   const auto twice = plain_folder(folder.path() / "twice");
   EXPECT_EQ(twice.at("p.a"), twice.at("p.b"));
@@ -543,9 +543,9 @@ TEST(WeightsExport, KilledAtEveryCallOfEitherRank) {
   };
   const auto files_in = [](const fs::path& out) {
     std::map<std::string, std::string> all;
-    if (fs::is_regular_file(out)) all[""] = read_all(out);
+    if (fs::is_regular_file(out)) all[""] = file_text(out);
     if (fs::is_directory(out))
-      for (const auto& entry : fs::directory_iterator(out)) all[entry.path().filename()] = read_all(entry.path());
+      for (const auto& entry : fs::directory_iterator(out)) all[entry.path().filename()] = file_text(entry.path());
     return all;
   };
   const auto write = [](const std::string& out, const Form& form, int hit, int k) {

@@ -17,10 +17,13 @@
 #include <thread>
 
 #include "apps/data/examples.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 
 namespace examples_test {
 namespace {
+
+using zero::test::file_text;
 
 using data::kIgnored;
 using data::Task;
@@ -183,19 +186,15 @@ TEST_F(ExamplesTest, TokensThatOthersCanWriteAreMadeAgain) {
       if (entry.path().filename().string().starts_with("tokens-")) newest = entry.path();
     return newest;
   };
-  const auto slurp = [](const std::filesystem::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(in), {});
-  };
   const mode_t before = ::umask(0);
   EXPECT_EQ(made('b'), 'b');
-  std::string forged = slurp(tokens());
+  std::string forged = file_text(tokens());
   std::filesystem::remove(tokens());
   EXPECT_EQ(made('a'), 'a');
   ::umask(before);
   const auto path = tokens();
   EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms(0644)) << "its owner alone writes it";
-  forged.replace(8, 8, slurp(path), 8, 8);  // the key
+  forged.replace(8, 8, file_text(path), 8, 8);  // the key
   const auto put = [&](unsigned mode, uid_t owner) {
     std::filesystem::remove(path);
     std::ofstream(path, std::ios::binary) << forged;

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "support/descriptors.h"
+#include "support/file_text.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 
@@ -376,7 +377,7 @@ TEST(CheckpointCrash, AFileInPlaceOfALockEndsWithItsProcess) {
     raise(SIGKILL);
   }
   waitpid(killed, nullptr, 0);
-  const std::string owner = read_all(folder.path() / kOwnerName);
+  const std::string owner = file_text(folder.path() / kOwnerName);
   EXPECT_NE(owner.find(", pid " + std::to_string(killed) + ", started "), std::string::npos) << owner;
   EXPECT_NO_THROW(save_sample(files, folder.text(), "a", 1));
   EXPECT_EQ(names_in(folder.text()), (std::set<std::string>{".lock", "latest", "a"}));
@@ -386,7 +387,7 @@ TEST(CheckpointCrash, AFileInPlaceOfALockEndsWithItsProcess) {
     std::string text;
     EXPECT_EQ(code_of([&] { save_sample(files, folder.text(), "a", 1); }, &text), static_cast<int>(ExitCode::kConfig));
     EXPECT_NE(text.find("If that process has ended, remove the file"), std::string::npos) << text;
-    EXPECT_EQ(read_all(folder.path() / kOwnerName), other);
+    EXPECT_EQ(file_text(folder.path() / kOwnerName), other);
   }
   // The process id is in use again, by a process that began at another time.
   const auto at = owner.find("pid " + std::to_string(killed));
@@ -401,7 +402,7 @@ TEST(CheckpointCrash, WhatIsNoCheckpointIsNotReplaced) {
   write_all(folder.path() / "file", "dear");
   for (const char* tag : {"photos", "file"})
     EXPECT_EQ(code_of([&] { save_sample(system_files(), folder.text(), tag, 1); }), static_cast<int>(ExitCode::kIo));
-  EXPECT_EQ(read_all(folder.path() / "photos" / "one.jpg"), "dear");
+  EXPECT_EQ(file_text(folder.path() / "photos" / "one.jpg"), "dear");
   EXPECT_EQ(names_in(folder.path()), (std::set<std::string>{".lock", "file", "photos"}));
 }
 

@@ -5,6 +5,7 @@
 
 #include <zero/checkpoint_tools.h>
 
+#include "support/file_text.h"
 #include "unit/formats/checkpoint_samples.h"
 
 namespace zero::test::checkpoint_damage_test {
@@ -25,7 +26,7 @@ TEST(CheckpointDamage, EveryByteOfEveryFile) {
   std::set<std::size_t> harmless;
   for (const auto& name : kNames) {
     const auto path = folder.path() / "t" / name;
-    const auto whole = read_all(path);
+    const auto whole = file_text(path);
     // The manifest's own hash is the last line of SUMS: which of the two was damaged, nothing can tell.
     const auto of_manifest = name == kSumsName ? whole.rfind('\n', whole.size() - 2) + 1 : whole.size();
     for (std::size_t i = 0; i < whole.size(); ++i) {
@@ -68,7 +69,7 @@ TEST(CheckpointDamage, EveryLengthOfEveryFile) {
   save_sample(system_files(), folder.text(), "t", 5);
   for (const auto& name : kNames) {
     const auto path = folder.path() / "t" / name;
-    const auto whole = read_all(path);
+    const auto whole = file_text(path);
     const auto refused = [&](const std::string& what) {
       std::string text;
       EXPECT_EQ(code_of([&] { load_sample(folder.text(), "t"); }, &text), kDamaged) << name << " " << what;
@@ -149,7 +150,7 @@ TEST(CheckpointDamage, FilesOfOtherRanksAndCheckpoints) {
   const auto expect_found = [&](const std::map<std::string, std::string>& files, const std::string& what) {
     std::map<std::string, std::string> kept;
     for (const auto& [name, bytes] : files) {
-      kept[name] = read_all(b / name);
+      kept[name] = file_text(b / name);
       EXPECT_NE(kept[name], bytes) << what;
       EXPECT_EQ(kept[name].size(), bytes.size()) << what << ": the size alone would tell";
       write_all(b / name, bytes);
@@ -171,16 +172,17 @@ TEST(CheckpointDamage, FilesOfOtherRanksAndCheckpoints) {
     EXPECT_TRUE(load_two(root, "b", &seen) == good) << what;
   };
   const auto first = rank_file_name(0), second = rank_file_name(1);
-  expect_found({{first, read_all(b / second)}, {second, read_all(b / first)}}, "two files swapped");
-  expect_found({{first, read_all(b / second)}}, "the second file twice");
-  expect_found({{second, read_all(b / first)}}, "the first file twice");
+  expect_found({{first, file_text(b / second)}, {second, file_text(b / first)}}, "two files swapped");
+  expect_found({{first, file_text(b / second)}}, "the second file twice");
+  expect_found({{second, file_text(b / first)}}, "the first file twice");
   for (const std::string name : {first.c_str(), second.c_str(), kBlocksName, kManifestName, kSumsName})
-    expect_found({{name, read_all(a / name)}}, name + " of another checkpoint");
-  expect_found({{first, read_all(a / first)}, {kBlocksName, read_all(a / kBlocksName)}}, "a file with its hashes");
-  expect_found({{kManifestName, read_all(a / kManifestName)}, {kSumsName, read_all(a / kSumsName)}},
+    expect_found({{name, file_text(a / name)}}, name + " of another checkpoint");
+  expect_found({{first, file_text(a / first)}, {kBlocksName, file_text(a / kBlocksName)}}, "a file with its hashes");
+  expect_found({{kManifestName, file_text(a / kManifestName)}, {kSumsName, file_text(a / kSumsName)}},
                "the manifest with its sums");
-  expect_found({{first, read_all(a / first)}, {second, read_all(a / second)}, {kBlocksName, read_all(a / kBlocksName)}},
-               "all data with their hashes");
+  expect_found(
+      {{first, file_text(a / first)}, {second, file_text(a / second)}, {kBlocksName, file_text(a / kBlocksName)}},
+      "all data with their hashes");
 }
 
 }  // namespace

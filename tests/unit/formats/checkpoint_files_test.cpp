@@ -9,6 +9,7 @@
 #include <zero/log.h>
 
 #include "formats/stream_writer.h"
+#include "support/file_text.h"
 #include "unit/formats/every_call.h"
 
 namespace zero::test::checkpoint_files_test {
@@ -111,7 +112,7 @@ TEST(CheckpointFiles, AFileSystemWithoutDirectTransfersIsNamedOnce) {
       }
       writer.finish();
       file.close();
-      EXPECT_EQ(read_all(folder.path() / file_name), bytes);
+      EXPECT_EQ(file_text(folder.path() / file_name), bytes);
     }
     EXPECT_GE(fs.refused.load(), 2);
   }
@@ -195,7 +196,7 @@ TEST(CheckpointFiles, WhereNoLinkCanBeMadeTheFileIsWritten) {
     EXPECT_EQ(files.asked, 1);
     EXPECT_EQ(std::filesystem::hard_link_count(after.path_of(name)), error == 0 ? 2u : 1u) << error;
     EXPECT_TRUE(second.file.hash == first.file.hash && second.rows == first.rows) << error;
-    EXPECT_EQ(read_all(after.path_of(name)), read_all(before.path_of(name))) << error;
+    EXPECT_EQ(file_text(after.path_of(name)), file_text(before.path_of(name))) << error;
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/file_text.h"
 #include "support/nightly.h"
 #include "unit/formats/checkpoint_samples.h"
 
@@ -179,7 +180,7 @@ TEST(CheckpointRankFile, PartsAreBoundedAndReadBack) {
   ASSERT_EQ(file.tensors[1].parts.size(), 2u);
   EXPECT_EQ(file.tensors[1].parts[0].numel * 4, kMostPartBytes);
   EXPECT_EQ(file.tensors[1].parts[1].start, 5000000 + kMostPartBytes / 4);
-  const auto bytes = read_all(folder.path() / "f");
+  const auto bytes = file_text(folder.path() / "f");
   EXPECT_EQ(static_cast<std::int64_t>(bytes.size()), file.file.bytes);
   EXPECT_EQ(hash_of(bytes), file.file.hash);
   const auto manifest = manifest_of(root, file);
@@ -361,7 +362,7 @@ TEST(CheckpointManifest, EveryFieldIsNeededAndNoOtherIsKnown) {
   expect_every_field_is_needed(manifest_text(exported));
   // Format 1.
   const auto golden = fs::path(ZERO_SOURCE_DIR) / "tests/golden/checkpoint-1";
-  expect_every_field_is_needed(read_all(golden / "tiny/t/manifest.json"));
+  expect_every_field_is_needed(file_text(golden / "tiny/t/manifest.json"));
 }
 
 TEST(CheckpointManifest, ANewerVersionIsNamed) {
@@ -513,10 +514,10 @@ TEST(CheckpointChoice, NewestWholeOne) {
 TEST(CheckpointChoice, SequenceNumbersGrow) {
   TempFolder folder(TempFolder::On::Memory);
   for (int i = 1; i <= 3; ++i) save_sample(system_files(), folder.text(), "same", i);
-  EXPECT_EQ(parse_latest(read_all(folder.path() / "latest"), "l").seq, 3);
+  EXPECT_EQ(parse_latest(file_text(folder.path() / "latest"), "l").seq, 3);
   fs::remove(folder.path() / "latest");
   save_sample(system_files(), folder.text(), "next", 4);
-  EXPECT_EQ(parse_latest(read_all(folder.path() / "latest"), "l").seq, 4);
+  EXPECT_EQ(parse_latest(file_text(folder.path() / "latest"), "l").seq, 4);
 }
 
 }  // namespace

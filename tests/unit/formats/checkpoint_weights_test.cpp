@@ -8,6 +8,7 @@
 #include "formats/exported_files.h"
 #include "formats/prune.h"
 #include "formats/safetensors.h"
+#include "support/file_text.h"
 #include "unit/formats/checkpoint_faults.h"
 #include "unit/formats/checkpoint_samples.h"
 #include "unit/formats/every_call.h"
@@ -49,7 +50,7 @@ TEST(CheckpointWeights, TheManifestSaysSo) {
   EXPECT_TRUE(manifest_in(folder, "w").weights_only);
   // Readers of version 4 read the first, and refuse the second by its version before anything else.
   const auto json_of = [&](const char* tag) {
-    return nlohmann::json::parse(read_all(folder.path() / tag / "manifest.json"));
+    return nlohmann::json::parse(file_text(folder.path() / tag / "manifest.json"));
   };
   EXPECT_EQ(json_of("a")["min_reader"], 4);
   EXPECT_FALSE(json_of("a").contains("content"));
@@ -144,7 +145,7 @@ TEST(CheckpointWeights, ArePrunedApart) {
 // there; the next save removes what is left over.
 void check_after(const TempFolder& folder, const std::string& label) {
   EXPECT_EQ(load_sample(folder.text()).tag, "a") << label;
-  EXPECT_EQ(parse_latest(read_all(folder.path() / "latest"), "l").tag, "a") << label;
+  EXPECT_EQ(parse_latest(file_text(folder.path() / "latest"), "l").tag, "a") << label;
   for (const auto& entry : list_checkpoints(folder.path())) EXPECT_EQ(entry.fault, "") << label << ": " << entry.tag;
   save(folder, "b", 9);
   for (const auto& name : names_in(folder.path())) EXPECT_FALSE(name.starts_with(".tmp-")) << label << ": " << name;
@@ -171,7 +172,7 @@ TEST(CheckpointWeights, EveryByteCounts) {
   save_weights(folder, "w", 2);
   for (const char* name : {"manifest.json", "SUMS", "blocks-00000.safetensors", "rank-00000.safetensors"}) {
     const auto path = folder.path() / "w" / name;
-    const auto whole = read_all(path);
+    const auto whole = file_text(path);
     for (std::size_t i = 0; i<whole.size(); i += whole.size()> 2000 ? 7 : 1) {
       auto other = whole;
       other[i] = static_cast<char>(other[i] ^ 1 << i % 8);
@@ -239,7 +240,7 @@ TEST(CheckpointVerify, ReadersShareEveryByte) {
     for (const std::size_t at :
          {std::size_t{0}, static_cast<std::size_t>(file.bytes) / 2, static_cast<std::size_t>(file.bytes) - 1}) {
       const auto path = folder.path() / "t" / file.name;
-      const auto whole = read_all(path);
+      const auto whole = file_text(path);
       auto other = whole;
       other[at] = static_cast<char>(other[at] ^ 4);
       write_all(path, other);

@@ -16,6 +16,7 @@
 #include <iostream>
 
 #include "interchange/source.h"
+#include "support/file_text.h"
 #include "unit/formats/checkpoint_samples.h"
 #include "unit/interchange/weight_files.h"
 #include "unit/interchange/zip_samples.h"
@@ -79,7 +80,7 @@ std::string escaped(const std::string& name) {
 }
 
 void replace(const fs::path& file, const std::string& old, const std::string& text) {
-  auto all = read_all(file);
+  auto all = file_text(file);
   auto at = all.find(old);
   ASSERT_NE(at, std::string::npos) << file << " has no " << old;
   for (; at != std::string::npos; at = all.find(old, at + text.size())) all.replace(at, old.size(), text);
@@ -96,9 +97,9 @@ void read_native(const fs::path& folder, const std::string& tag) {
 }
 
 void put_in_manifest(const fs::path& folder, const std::string& old, const std::string& name) {
-  const auto before = formats::hash_of(read_all(folder / "manifest.json"));
+  const auto before = formats::hash_of(file_text(folder / "manifest.json"));
   replace(folder / "manifest.json", "\"" + old + "\"", "\"" + escaped(name) + "\"");
-  replace(folder / "SUMS", before, formats::hash_of(read_all(folder / "manifest.json")));
+  replace(folder / "SUMS", before, formats::hash_of(file_text(folder / "manifest.json")));
 }
 
 std::vector<Place> places() {
@@ -140,7 +141,7 @@ std::vector<Place> places() {
                  [](const fs::path& folder) {
                    read_native(folder, "");  // without a pointer, the checkpoints themselves are looked at
                    const auto root = formats::Folder::open(formats::system_files(), folder.parent_path().string());
-                   const auto latest = formats::parse_latest(read_all(folder.parent_path() / "latest"), "latest");
+                   const auto latest = formats::parse_latest(file_text(folder.parent_path() / "latest"), "latest");
                    (void)formats::require_whole(root.folder(latest.tag));
                  },
                  {}});
@@ -161,7 +162,7 @@ std::vector<Place> places() {
        "__0_0.distcp",
        [golden](const fs::path& folder) { fs::copy(golden("dcp/step3"), folder, fs::copy_options::recursive); },
        [](const fs::path& folder, const std::string& name) {
-         auto pickle = read_all(folder / ".metadata");
+         auto pickle = file_text(folder / ".metadata");
          const auto old = "\x8c\x0c__0_0.distcp"s;
          ASSERT_EQ(pickle.compare(2, 1, "\x95"), 0);
          const auto at = pickle.find(old);

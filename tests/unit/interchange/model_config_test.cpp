@@ -34,7 +34,7 @@ Exported exported(const std::string& model, const ExportOptions& options) {
     return result;
   }
   const auto path = folder.path() / "out" / "config.json";
-  if (std::filesystem::exists(path)) result.config = nlohmann::json::parse(read_all(path));
+  if (std::filesystem::exists(path)) result.config = nlohmann::json::parse(file_text(path));
   return result;
 }
 
@@ -48,7 +48,7 @@ TEST(ModelConfig, IsThatOfTransformers) {
   for (const auto& [name, least, options] : models) {
     const auto ours = exported(name, options);
     ASSERT_FALSE(ours.config.is_null()) << name << ours.error << ours.remarks;
-    const auto theirs = nlohmann::json::parse(read_all(hf_model(name) / "config.json"));
+    const auto theirs = nlohmann::json::parse(file_text(hf_model(name) / "config.json"));
     std::size_t compared = 0;
     for (const auto& [key, value] : ours.config.items()) {
       EXPECT_EQ(value, theirs.value(key, nlohmann::json("missing"))) << name << " " << key;

@@ -2,9 +2,8 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <fstream>
+#include <filesystem>
 #include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +12,7 @@
 #include "formats/manifest.h"
 #include "formats/safetensors.h"
 #include "interchange/source.h"
+#include "support/file_text.h"
 
 namespace zero::test {
 
@@ -21,11 +21,8 @@ inline std::string golden(const std::string& name) {
 }
 
 inline std::string bytes_of_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  EXPECT_TRUE(in) << path;
-  std::ostringstream text;
-  text << in.rdbuf();  // by blocks, not characters
-  return text.str();
+  EXPECT_TRUE(std::filesystem::is_regular_file(path)) << path;
+  return file_text(path);
 }
 
 inline std::string key_of(const interchange::SourceTensor& tensor) { return tensor.kind + "/" + tensor.name; }

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "support/file_text.h"
 #include "unit/formats/checkpoint_samples.h"
 
 namespace zero::test {
@@ -40,7 +41,7 @@ inline nlohmann::json plain_header(const std::string& file, std::uint64_t* data 
 }
 
 inline PlainTensors plain_tensors(const std::filesystem::path& path) {
-  const auto file = read_all(path);
+  const auto file = file_text(path);
   std::uint64_t data = 0;
   const auto header = plain_header(file, &data);
   PlainTensors tensors;

@@ -45,7 +45,7 @@ TEST(WeightFiles, BytesByDefinition) {
   std::string expected(8, '\0');
   std::memcpy(expected.data(), &length, 8);
   expected += json + std::string("\7\0\0\0\0\0\0\0\0\0\x80\x3f\0\0\0\xc0", 16);
-  EXPECT_EQ(read_all(folder.path() / "out" / "model.safetensors"), expected);
+  EXPECT_EQ(file_text(folder.path() / "out" / "model.safetensors"), expected);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 2);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path() / "out"), {}), 1);
 }
@@ -61,7 +61,7 @@ TEST(WeightFiles, WhatTransformersWroteComesOutAgain) {
     const auto expected = plain_folder(hf_model(name));
     EXPECT_EQ(plain_folder(out), expected) << name;
     ASSERT_GT(report.files.size(), 2u);
-    const auto index = nlohmann::json::parse(read_all(out / "model.safetensors.index.json"));
+    const auto index = nlohmann::json::parse(file_text(out / "model.safetensors.index.json"));
     std::uint64_t bytes = 0, elements = 0;
     for (const auto& [tensor, plain] : expected) {
       const std::string file = index["weight_map"][tensor];
@@ -106,7 +106,7 @@ TEST(WeightFiles, TiesOnceOrUnderAllNames) {
   ExportOptions options;
   options.names = "llama";
   (void)export_checkpoint(hf_model("hf-llama-tied"), folder.file("once"), options);
-  const auto once = read_all(folder.path() / "once" / "model.safetensors");
+  const auto once = file_text(folder.path() / "once" / "model.safetensors");
   EXPECT_EQ(plain_header(once)["__metadata__"],
             (nlohmann::json{{"format", "pt"}, {"lm_head.weight", "model.embed_tokens.weight"}}));
   EXPECT_FALSE(plain_folder(folder.path() / "once").contains("lm_head.weight"));
@@ -118,7 +118,7 @@ TEST(WeightFiles, TiesOnceOrUnderAllNames) {
   for (const auto& [name, tensor] : plain_tensors(hf_model("hf-llama-tied") / "expected.safetensors"))
     expected[name.substr(6)] = tensor;
   EXPECT_EQ(twice, expected) << "as state_dict() has it";
-  EXPECT_EQ(plain_header(read_all(folder.path() / "twice" / "model.safetensors"))["__metadata__"],
+  EXPECT_EQ(plain_header(file_text(folder.path() / "twice" / "model.safetensors"))["__metadata__"],
             (nlohmann::json{{"format", "pt"}}));
   options.prefix = "net.";
   (void)export_checkpoint(hf_model("hf-llama-tied"), folder.file("prefixed"), options);
@@ -288,10 +288,10 @@ TEST(WeightFiles, NothingIncompleteIsVisible) {
 TEST(WeightFiles, KilledAtEveryCall) {
   const auto files_in = [](const fs::path& out) {
     std::map<std::string, std::string> all;
-    if (fs::is_regular_file(out)) all[""] = read_all(out);
+    if (fs::is_regular_file(out)) all[""] = file_text(out);
     if (fs::is_directory(out))
       for (const auto& entry : fs::recursive_directory_iterator(out))
-        if (entry.is_regular_file()) all[fs::relative(entry.path(), out)] = read_all(entry.path());
+        if (entry.is_regular_file()) all[fs::relative(entry.path(), out)] = file_text(entry.path());
     return all;
   };
   const TempFolder run(TempFolder::On::Memory);
@@ -409,7 +409,7 @@ TEST(WeightFiles, NoPageIsWrittenByTwoProcesses) {
       for (std::size_t to = 0; to < kProcesses; ++to) writers[to].take(parts[from][to]);
     for (auto& output : outputs) output->close();
     for (std::size_t f = 0; f < sizes.size(); ++f) {
-      EXPECT_EQ(read_all(folder.path() / names[f]), contents[f]);
+      EXPECT_EQ(file_text(folder.path() / names[f]), contents[f]);
       for (std::uint64_t page = 0; page * 4096 < sizes[f]; ++page) {
         const auto count = std::count_if(watches.begin(), watches.end(), [&](const PageWatch& watch) {
           const auto found = watch.pages.find(names[f]);

@@ -155,7 +155,7 @@ TEST(WeightSources, RefusesFilesThatContradictTheIndex) {
     for (const auto& entry : fs::directory_iterator(hf_model("hf-gpt2")))
       if (entry.path().stem() != "expected") fs::copy(entry.path(), folder.path() / entry.path().filename());
     const auto path = folder.path() / "model.safetensors.index.json";
-    auto index = nlohmann::json::parse(read_all(path));
+    auto index = nlohmann::json::parse(file_text(path));
     one.damage(folder.path(), index);
     write_all(path, index.dump());
     std::string text;
@@ -208,7 +208,7 @@ TEST(WeightSources, ACheckpointOfLibzero) {
   check(*open_native(formats::system_files(), folder.text(), options), 1);
   check(*open_native(formats::system_files(), folder.file("t1")), 1);
   const auto file = folder.path() / "t2" / "rank-00000.safetensors";
-  auto bytes = read_all(file);
+  auto bytes = file_text(file);
   bytes[4096 + 10] ^= 1;  // of layer.weight
   write_all(file, bytes);
   const auto source = open_native(formats::system_files(), folder.text());

@@ -12,6 +12,7 @@
 
 #include <zero/errors.h>
 
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "support/process.h"
 
@@ -19,7 +20,7 @@ namespace zero::launch::log_folder_test {
 namespace {
 
 namespace fs = std::filesystem;
-using test::slurp;
+using test::file_text;
 
 std::string refusal(const std::function<void()>& body) {
   try {
@@ -44,8 +45,8 @@ TEST(LogFolder, AppendsAndRewrites) {
     put(folder.rewrite("rank-0.collectives"), "ring\n");
   }
   umask(before);
-  EXPECT_EQ(slurp(path + "/rank-0.out"), "line\nline\n");
-  EXPECT_EQ(slurp(path + "/rank-0.collectives"), "ring\n");
+  EXPECT_EQ(file_text(path + "/rank-0.out"), "line\nline\n");
+  EXPECT_EQ(file_text(path + "/rank-0.collectives"), "ring\n");
   EXPECT_EQ(fs::status(path).permissions(), fs::perms(0755)) << "others can put nothing there";
 }
 
@@ -68,7 +69,7 @@ TEST(LogFolder, FollowsNoLink) {
     EXPECT_EQ(refusal([&] { folder.rewrite(name); }).find("[--log-dir] cannot write to " + place.file("run-2/")), 0u)
         << name;
   }
-  EXPECT_EQ(slurp(victim) + slurp(other), "mine\nmine\n");
+  EXPECT_EQ(file_text(victim) + file_text(other), "mine\nmine\n");
 }
 
 TEST(LogFolder, OfAnotherUserIsRefused) {
@@ -84,7 +85,7 @@ TEST(LogFolder, OfAnotherUserIsRefused) {
   std::ofstream(place.file("run-2/rank-0.out")) << "theirs";
   ASSERT_EQ(chown(place.file("run-2/rank-0.out").c_str(), 65534, 65534), 0);
   EXPECT_NE(refusal([&] { folder.append("rank-0.out"); }), "accepted");
-  EXPECT_EQ(slurp(place.file("run-2/rank-0.out")), "theirs");
+  EXPECT_EQ(file_text(place.file("run-2/rank-0.out")), "theirs");
 }
 
 }  // namespace

@@ -10,10 +10,13 @@
 #include <stdexcept>
 
 #include "apps/data/corpus.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 
 namespace corpus_test {
 namespace {
+
+using zero::test::file_text;
 
 namespace fs = std::filesystem;
 
@@ -156,8 +159,7 @@ TEST_F(CorpusTest, HeldOutBytesAreNeverInATrainingSample) {
 TEST_F(CorpusTest, SamplesHoldTheBytesOfTheFile) {
   const std::string path = text("a", 3000);
   const data::Corpus corpus(path, 64, 0.1, 3);
-  std::ifstream in(path, std::ios::binary);
-  const std::string whole((std::istreambuf_iterator<char>(in)), {});
+  const auto whole = file_text(path);
   for (std::int64_t i = 0; i < corpus.training_samples(); ++i) {
     const std::uint8_t* sample = corpus.training(i);
     ASSERT_EQ(std::string(sample, sample + 65), whole.substr(static_cast<std::size_t>(corpus.offset(sample)), 65));

@@ -17,17 +17,15 @@
 
 #include "observe/csv_file.h"
 #include "observe/event_file.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 
 namespace zero::report::monitor_test {
 namespace {
 
-namespace fs = std::filesystem;
+using zero::test::file_text;
 
-std::string slurp(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
+namespace fs = std::filesystem;
 
 // --- a reader that shares nothing with the writer: bit by bit checksums, any order and kind of fields ---
 
@@ -152,7 +150,7 @@ TEST(EventFile, ReadsBackAsItWasWritten) {
   }
   EXPECT_EQ(path.parent_path(), folder.path() / "a" / "b");
   EXPECT_EQ(path.filename().string().find("events.out.tfevents."), 0u);
-  const auto events = read_events(slurp(path));
+  const auto events = read_events(file_text(path));
   ASSERT_EQ(events.size(), 4u);
   EXPECT_EQ(events[0].version, "brain.Event:2");
   EXPECT_NEAR(events[0].wall_time, static_cast<double>(std::time(nullptr)), 60);
@@ -193,8 +191,8 @@ TEST(CsvFiles, OneFileATagThatAResumedRunContinues) {
     observe::CsvFiles files(folder.path() / "job");
     files.write("Train/Samples/lr", 24, std::nan(""));
   }
-  EXPECT_EQ(slurp(folder.path() / "job" / "Train_Samples_lr.csv"), "step,lr\n8,0.001\n16,0.333333333\n24,nan\n");
-  EXPECT_EQ(slurp(folder.path() / "job" / "Train_Samples_train_loss.csv"), "step,train_loss\n8,5.5\n");
+  EXPECT_EQ(file_text(folder.path() / "job" / "Train_Samples_lr.csv"), "step,lr\n8,0.001\n16,0.333333333\n24,nan\n");
+  EXPECT_EQ(file_text(folder.path() / "job" / "Train_Samples_train_loss.csv"), "step,train_loss\n8,5.5\n");
   std::ofstream(folder.path() / "file") << "x";
   EXPECT_THROW(observe::CsvFiles(folder.path() / "file" / "job"), IoError);
   fs::create_directories(folder.path() / "taken.csv");
@@ -214,8 +212,9 @@ TEST(Monitor, WritesWhatTheConfigurationAsksForOnRankZero) {
   Monitor monitor(options, 0);
   EXPECT_TRUE(monitor.active());
   monitor.write({{monitor_tag::kTrainLoss, 3.25}, {monitor_tag::kLossScale, 65536}}, 96);
-  EXPECT_EQ(slurp(folder.path() / "csv/DeepSpeedJobName/Train_Samples_loss_scale.csv"), "step,loss_scale\n96,65536\n");
-  const auto events = read_events(slurp(fs::directory_iterator(folder.path() / "tb/one")->path()));
+  EXPECT_EQ(file_text(folder.path() / "csv/DeepSpeedJobName/Train_Samples_loss_scale.csv"),
+            "step,loss_scale\n96,65536\n");
+  const auto events = read_events(file_text(fs::directory_iterator(folder.path() / "tb/one")->path()));
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[1].step, 96);
   EXPECT_EQ(events[1].values[0], std::make_pair(std::string("Train/Samples/train_loss"), 3.25f));

@@ -19,11 +19,14 @@
 #include <zero/log.h>
 
 #include "observe/trace.h"
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "unit/observe/trace_file.h"
 
 namespace zero::base::trace_test {
 namespace {
+
+using zero::test::file_text;
 
 namespace fs = std::filesystem;
 using nlohmann::json;
@@ -33,11 +36,6 @@ using test::TempFolder;
 
 observe::Trace::Setup setup_of(const TempFolder& folder, int rank = 0, int ranks = 1) {
   return {folder.file("trace.json"), rank, ranks, observe::trace_now(), "run \"1\""};
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream in(path);
-  return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
 void pause_us(int us) { std::this_thread::sleep_for(std::chrono::microseconds(us)); }
@@ -127,7 +125,7 @@ TEST(Trace, OffWritesNothing) {
   }
   EXPECT_FALSE(never.stop());
   trace.start(setup_of(folder));
-  const auto header = text_of(observe::Trace::part_name(folder.file("trace.json"), 0));
+  const auto header = file_text(observe::Trace::part_name(folder.file("trace.json"), 0));
   observe::TraceOperation early, late;
   early.begin(trace, observe::TraceKind::Gather);
   {
@@ -142,7 +140,7 @@ TEST(Trace, OffWritesNothing) {
   trace.counter("activations", 1);
   EXPECT_EQ(trace.total(observe::TraceKind::Step), 0);
   EXPECT_TRUE(trace.stop());
-  EXPECT_EQ(text_of(observe::Trace::part_name(folder.file("trace.json"), 0)), header + "\n]\n");
+  EXPECT_EQ(file_text(observe::Trace::part_name(folder.file("trace.json"), 0)), header + "\n]\n");
   EXPECT_TRUE(fs::is_empty(folder.path()) || fs::exists(observe::Trace::part_name(folder.file("trace.json"), 0)));
 }
 
@@ -243,7 +241,7 @@ TEST(Trace, AKilledRunLeavesAFileThatABracketCloses) {
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFSIGNALED(status));
-  const auto text = text_of(observe::Trace::part_name(folder.file("trace.json"), 0));
+  const auto text = file_text(observe::Trace::part_name(folder.file("trace.json"), 0));
   EXPECT_FALSE(json::accept(text));
   EXPECT_EQ(slices(json::parse(text + "]"), "compute", "step").size(), 5000u);
   // Its part is not taken for a whole one.

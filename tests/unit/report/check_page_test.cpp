@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <string>
+
+#include "support/file_text.h"
 
 namespace check_page_test {
 namespace {
+
+using zero::test::file_text;
 namespace fs = std::filesystem;
 
 const fs::path kPage = ZERO_SOURCE_DIR "/tools/report/page";
@@ -45,8 +48,7 @@ class CheckPage : public testing::Test {
   // The page with `from` replaced in one of its files must be refused, with `says`.
   void fault(const std::string& name, const std::string& from, const std::string& to, const std::string& says) const {
     fs::copy(kPage, folder_, fs::copy_options::overwrite_existing | fs::copy_options::recursive);
-    std::ifstream file(kPage / name);
-    std::string text(std::istreambuf_iterator<char>(file), {});
+    auto text = file_text(kPage / name);
     const auto at = text.find(from);
     ASSERT_NE(at, std::string::npos) << from;
     std::ofstream(folder_ / name) << text.replace(at, from.size(), to);

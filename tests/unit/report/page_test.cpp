@@ -6,13 +6,13 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
 
 #include <zero/errors.h>
 
+#include "support/file_text.h"
 #include "support/folder.h"
 #include "tools/report/page/chart_data.h"
 #include "tools/report/page/html_page.h"
@@ -21,6 +21,8 @@
 
 namespace zero::report::page_test {
 namespace {
+
+using zero::test::file_text;
 
 namespace fs = std::filesystem;
 
@@ -379,8 +381,7 @@ TEST(HtmlPage, OfAMesh) {
 
 TEST(HtmlPage, HasTheFilesOfTheFolderPageInIt) {
   const auto bytes_of = [](const char* name) {
-    std::ifstream file(std::string(ZERO_SOURCE_DIR "/tools/report/page/") + name, std::ios::binary);
-    return std::string(std::istreambuf_iterator<char>(file), {});
+    return file_text(std::string(ZERO_SOURCE_DIR "/tools/report/page/") + name);
   };
   const std::string page = html_page({sample()});
   EXPECT_NE(page.find("<script>\n" + bytes_of("page.js") + "</script>\n</body>"), std::string::npos);
