@@ -5,8 +5,7 @@
 #include <string>
 
 #include "engine/engine_trace.h"
-#include "engine/parameter_gradients.h"
-#include "engine/parameter_states.h"
+#include "engine/parameter_access.h"
 #include "engine/state_export.h"
 #include "torch_hooks/allocation_observer.h"
 

@@ -1,4 +1,5 @@
-// Reads and writes a group's states as tensors on any tier, between steps. For exports, checkpoints and scopes.
+// Reads, writes and gathers a group's states as tensors on any tier, between steps. For exports, checkpoints and
+// scopes.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,6 +9,8 @@
 #include "step/group.h"
 
 namespace zero::engine {
+
+struct Parts;
 
 inline constexpr int kMaster = 0;  // optimizer state k is state 1 + k
 
@@ -33,5 +36,8 @@ class StateAccess {
  private:
   TorchBuffers& buffers_;
 };
+
+// The whole state of a group, flat, fp32, with the padding. kMaster of a frozen group: its parameters. Collective.
+at::Tensor gathered_state(const Parts& parts, const step::Group& group, int state);
 
 }  // namespace zero::engine

@@ -11,9 +11,8 @@
 #include "base/gathered_values.h"
 #include "base/hex.h"
 #include "engine/dtypes.h"
-#include "engine/gathered_state.h"
 #include "engine/model_buffers.h"
-#include "engine/parameter_values.h"
+#include "engine/parameter_access.h"
 #include "engine/tensor_parts.h"
 
 namespace zero::engine {

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/gathered_values.h"
-#include "engine/reduced_gradient.h"
+#include "engine/parameter_access.h"
 #include "engine/replicas.h"
 #include "observe/status_page.h"
 
