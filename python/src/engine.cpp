@@ -173,11 +173,30 @@ py::dict summary_of(const zero::TraceSummary& s) {
                   py::arg("hidden") = s.hidden, py::arg("file") = s.file, py::arg("joined") = s.joined);
 }
 
-template <class Class, class Member>
-void local(Class& c, const char* name, Member member) {
-  c.def(name, [member](const PyEngine& self) {
-    return self.local([&](zero::Engine& engine) { return (engine.*member)(); });
-  });
+// Methods of zero::Engine as they are. collective: what computes, waits or communicates; see PyEngine::run().
+template <class Method, class... Arguments>
+auto collective(const char* name, Method method) {
+  return [method, range = "libzero::" + std::string(name)](const PyEngine& self, const Arguments&... arguments) {
+    return self.run(range.c_str(), [&](zero::Engine& engine) { return (engine.*method)(arguments...); });
+  };
+}
+template <class Result, class... Arguments>
+void collective(py::class_<PyEngine>& c, const char* name, Result (zero::Engine::*method)(Arguments...)) {
+  c.def(name, collective<decltype(method), std::decay_t<Arguments>...>(name, method));
+}
+template <class Method, class... Arguments>
+auto local(Method method) {
+  return [method](const PyEngine& self, const Arguments&... arguments) {
+    return self.local([&](zero::Engine& engine) { return (engine.*method)(arguments...); });
+  };
+}
+template <class Result, class... Arguments>
+void local(py::class_<PyEngine>& c, const char* name, Result (zero::Engine::*method)(Arguments...)) {
+  c.def(name, local<decltype(method), std::decay_t<Arguments>...>(method));
+}
+template <class Result, class... Arguments>
+void local(py::class_<PyEngine>& c, const char* name, Result (zero::Engine::*method)(Arguments...) const) {
+  c.def(name, local<decltype(method), std::decay_t<Arguments>...>(method));
 }
 
 }  // namespace
@@ -264,14 +283,9 @@ void bind_engine(py::module_& module) {
       },
       py::arg("loss"), py::arg("retain_graph") = false, py::arg("create_graph") = false, py::arg("recoverable") = false,
       py::arg("tokens") = py::none());
-  c.def("step", [](const PyEngine& self) {
-    return self.run("libzero::step", [](zero::Engine& engine) { return engine.step(); });
-  });
-  c.def("discard_micro_batch", [](const PyEngine& self) {
-    return self.run("libzero::discard_micro_batch", [](zero::Engine& engine) { return engine.discard_micro_batch(); });
-  });
-  c.def("flush",
-        [](const PyEngine& self) { self.run("libzero::flush", [](zero::Engine& engine) { engine.flush(); }); });
+  collective(c, "step", &zero::Engine::step);
+  collective(c, "discard_micro_batch", &zero::Engine::discard_micro_batch);
+  collective(c, "flush", &zero::Engine::flush);
   c.def("gradient", [](const PyEngine& self, const std::string& name) {
     return optional(self.run("libzero::gradient", [&](zero::Engine& engine) { return engine.gradient(name); }));
   });
@@ -279,39 +293,19 @@ void bind_engine(py::module_& module) {
     const auto own = self.local([&](zero::Engine& engine) { return engine.own_gradient(name); });
     return std::make_pair(own.begin, optional(own.values));
   });
-  c.def("set_gradient", [](const PyEngine& self, const std::string& name, const at::Tensor& values) {
-    self.run("libzero::set_gradient", [&](zero::Engine& engine) { engine.set_gradient(name, values); });
-  });
-  c.def("set_own_gradient", [](const PyEngine& self, const std::string& name, const at::Tensor& values) {
-    self.run("libzero::set_own_gradient", [&](zero::Engine& engine) { engine.set_own_gradient(name, values); });
-  });
-  c.def("parameter_state", [](const PyEngine& self, const std::string& name, const std::string& state) {
-    return self.run("libzero::parameter_state", [&](zero::Engine& e) { return e.parameter_state(name, state); });
-  });
+  collective(c, "set_gradient", &zero::Engine::set_gradient);
+  collective(c, "set_own_gradient", &zero::Engine::set_own_gradient);
+  collective(c, "parameter_state", &zero::Engine::parameter_state);
   c.def("own_parameter_state", [](const PyEngine& self, const std::string& name, const std::string& state) {
     auto own = self.local([&](zero::Engine& engine) { return engine.own_parameter_state(name, state); });
     return std::make_pair(own.begin, std::move(own.values));
   });
-  c.def("set_parameter_state",
-        [](const PyEngine& self, const std::string& name, const std::string& state, const at::Tensor& values) {
-          self.run("libzero::set_parameter_state",
-                   [&](zero::Engine& engine) { engine.set_parameter_state(name, state, values); });
-        });
-  c.def("set_own_parameter_state",
-        [](const PyEngine& self, const std::string& name, const std::string& state, const at::Tensor& values) {
-          self.run("libzero::set_own_parameter_state",
-                   [&](zero::Engine& engine) { engine.set_own_parameter_state(name, state, values); });
-        });
+  collective(c, "set_parameter_state", &zero::Engine::set_parameter_state);
+  collective(c, "set_own_parameter_state", &zero::Engine::set_own_parameter_state);
   c.def("gathered_parameters", &gathered, py::arg("names"), py::arg("modify"));
-  c.def("full_state_dict", [](const PyEngine& self) {
-    return self.run("libzero::full_state_dict", [](zero::Engine& engine) { return engine.full_state_dict(); });
-  });
-  c.def("state_hash", [](const PyEngine& self) {
-    return self.run("libzero::state_hash", [](zero::Engine& engine) { return engine.state_hash(); });
-  });
-  c.def("logical_hash", [](const PyEngine& self) {
-    return self.run("libzero::logical_hash", [](zero::Engine& engine) { return engine.logical_hash(); });
-  });
+  collective(c, "full_state_dict", &zero::Engine::full_state_dict);
+  collective(c, "state_hash", &zero::Engine::state_hash);
+  collective(c, "logical_hash", &zero::Engine::logical_hash);
   c.def("refresh_parameters",
         [](const PyEngine& self, const py::object& module) { refresh_parameters(*self.held()->model, module); });
   c.def("refresh_buffers",
@@ -322,13 +316,9 @@ void bind_engine(py::module_& module) {
       engine.save_checkpoint(dir, tag, {.weights_only = weights_only, .exclude_frozen = exclude_frozen});
     });
   });
-  c.def("keep_snapshot", [](const PyEngine& self, const std::filesystem::path& dir) {
-    self.run("libzero::keep_snapshot", [&](zero::Engine& engine) { engine.keep_snapshot(dir); });
-  });
+  collective(c, "keep_snapshot", &zero::Engine::keep_snapshot);
   local(c, "checkpoint_pending", &zero::Engine::checkpoint_pending);
-  c.def("finish_checkpoint", [](const PyEngine& self) {
-    return self.run("libzero::finish_checkpoint", [](zero::Engine& engine) { return engine.finish_checkpoint(); });
-  });
+  collective(c, "finish_checkpoint", &zero::Engine::finish_checkpoint);
   c.def("export_weights", [](const PyEngine& self, const std::filesystem::path& path,
                              const zero::ExportOptions& options, const Changes& change) {
     auto whole = options;
@@ -361,11 +351,8 @@ void bind_engine(py::module_& module) {
       return engine.load_checkpoint(dir, tag, {.weights_only = weights_only, .partial = partial});
     });
   });
-  c.def("set_user_state", [](const PyEngine& self, const std::string& json) {
-    self.local([&](zero::Engine& engine) { engine.set_user_state(json); });
-  });
-  c.def("user_state",
-        [](const PyEngine& self) { return self.local([](zero::Engine& engine) { return engine.user_state(); }); });
+  local(c, "set_user_state", &zero::Engine::set_user_state);
+  local(c, "user_state", &zero::Engine::user_state);
   c.def("start_trace", [](const PyEngine& self, const std::filesystem::path& file, std::int64_t first,
                           std::optional<std::int64_t> last) {
     zero::TraceSteps steps{.first = first};
@@ -380,17 +367,10 @@ void bind_engine(py::module_& module) {
     return py::dict(py::arg("compute_s") = t.compute_s, py::arg("gather_wait_s") = t.gather_wait_s,
                     py::arg("reduce_wait_s") = t.reduce_wait_s, py::arg("optimizer_s") = t.optimizer_s);
   });
-  c.def("lr", [](const PyEngine& self, int group) {
-    return self.local([&](zero::Engine& engine) { return engine.lr(group); });
-  });
-  c.def("parameter_group", [](const PyEngine& self, const std::string& name) {
-    return self.local([&](zero::Engine& engine) { return engine.parameter_group(name); });
-  });
-  c.def("set_lr", [](const PyEngine& self, int group, double lr) {
-    self.local([&](zero::Engine& engine) { engine.set_lr(group, lr); });
-  });
-  c.def("options",
-        [](const PyEngine& self) { return self.local([](zero::Engine& engine) { return engine.options(); }); });
+  local(c, "lr", &zero::Engine::lr);
+  local(c, "parameter_group", &zero::Engine::parameter_group);
+  local(c, "set_lr", &zero::Engine::set_lr);
+  local(c, "options", &zero::Engine::options);
   local(c, "memory", &zero::Engine::memory);
   local(c, "reset_peak_memory", &zero::Engine::reset_peak_memory);
   local(c, "is_gradient_accumulation_boundary", &zero::Engine::is_gradient_accumulation_boundary);
