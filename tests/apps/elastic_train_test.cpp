@@ -55,7 +55,7 @@ void copy_checkpoint(const std::string& from, const std::string& to, const std::
 TEST(ElasticTrain, ContinuesWithTheNumbersOfARunOnFewerRanks) {
   const std::string folder = temporary_folder(), by_hand = temporary_folder(), whole = temporary_folder();
   const Words training = {
-      "--json", "--steps",      "120", "--dtype",         "fp32", "--set", "train_batch_size=12", "--micro-batch-size",
+      "--json", "--steps",      "120", "--set",           "train_batch_size=12", "--micro-batch-size",
       "1",      "--save-every", "10",  "--checkpoint-dir"};
   TrainingJob p(4, {"--restarts", "4", "--min-ranks", "2", "--grace", "1"},
                 training + Words{folder + "/ck", "--resume", "auto", "--out", folder + "/out"}, folder);
