@@ -103,7 +103,7 @@ def seeded(loss_of: LossOf) -> LossOf:
     return of
 
 
-@pytest.mark.parametrize("name", [name if name in ("gpt2", "t5", "unet") else nightly(name) for name in NAMES])
+@pytest.mark.parametrize("name", [name if name in ("gpt2", "unet") else nightly(name) for name in NAMES])
 def test_a_model_with_dropout_agrees_with_plain_torch_at_every_stage(name: str) -> None:
     make, loss_of = example(name)
     without = loss_of(make().eval(), 0).item()
@@ -117,7 +117,7 @@ def test_a_model_with_dropout_agrees_with_plain_torch_at_every_stage(name: str) 
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize("name", [name if name in ("gpt2", "t5", "unet") else nightly(name) for name in NAMES])
+@pytest.mark.parametrize("name", [name if name in ("gpt2", "unet") else nightly(name) for name in NAMES])
 def test_a_model_on_two_ranks_agrees_with_plain_torch(name: str) -> None:
     """Ranks are threads and share torch's generator, so dropout is off."""
     make, loss_of = example(name)

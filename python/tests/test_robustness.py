@@ -431,7 +431,8 @@ def test_ctrl_c_in_a_save_leaves_a_whole_checkpoint(programs: Programs, hangs: b
         assert not hangs or "too late" in out  # a busy machine stopped the other rank after its part
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", nightly("2>&-")])
+@pytest.mark.nightly
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "2>&-"])
 def test_a_program_without_standard_streams(programs: Programs, closed: str) -> None:
     """As daemons and cron start programs: what is printed goes into no file, and the numbers are the same."""
     said = []
@@ -479,7 +480,8 @@ def test_a_save_during_a_step_of_the_other_rank_leaves_no_checkpoint(stage: int,
     assert not [path for path in tmp_path.iterdir() if not path.name.startswith(".tmp")]
 
 
-@pytest.mark.parametrize("stage", [nightly(0), nightly(1), nightly(2), 3])
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", range(4))
 def test_a_rank_that_leaves_before_the_others_is_named(programs: Programs, stage: int) -> None:
     out = programs.ranks(
         f"""

@@ -148,6 +148,7 @@ def test_under_zero_run(programs: Programs, train: Callable[..., list[float]]) -
     assert hash_of(programs.ranks(WORKER)) == expected_hash(train)
 
 
+@pytest.mark.nightly
 def test_ranks_draw_their_own_dropout_at_every_stage(programs: Programs) -> None:
     """Each rank draws other masks. A plain loop that draws both ranks' masks has the same losses."""
     out = programs.ranks("""
@@ -195,6 +196,7 @@ def test_under_torchrun(
     assert hash_of(programs.run(WORKER, *launcher)) == expected_hash(train)
 
 
+@pytest.mark.nightly
 def test_over_a_process_group_without_a_launcher(programs: Programs, train: Callable[..., list[float]]) -> None:
     out = programs.run("""
         import torch.multiprocessing as mp

@@ -182,7 +182,7 @@ class CompareTest(unittest.TestCase):
         found = json.loads((self.folder / "results" / "performance.json").read_text())["sizes"]["2x4x2x8x4x1"]["recipes"]["bf16"]
         self.assertEqual((found["ratios"]["stage 3 / DDP"]["rounds"], found["results"]["ddp"]["failed_rounds"]), (3, 0))
 
-    def test_a_failing_peer_is_said_and_the_others_go_on(self):
+    def test_a_failing_peer_is_said_and_the_others_continue(self):
         code, said = self.compare(*self.OPTIONS, STAND_IN_FAILS="ddpbf16")
         self.assertEqual(code, 1, said)
         self.assertIn("DDP, bf16 parameters failed in 3 of 3 rounds: `Error: stand-in fails`", (self.folder / "results" / "performance.md").read_text())

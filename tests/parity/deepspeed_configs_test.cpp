@@ -11,6 +11,7 @@
 
 #include "config/document.h"
 #include "models/gpt.h"
+#include "support/nightly.h"
 
 namespace zero::deepspeed_configs_test {
 namespace {
@@ -66,6 +67,7 @@ Result train(const Options& options, int steps) {
 
 TEST(DeepSpeedConfigurations, RunAndAgreeOverStagesAndTiers) {
   int ran = 0, offloaded = 0;
+  test::OneIn part(3);
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     SCOPED_TRACE(entry.path().filename().string());
     auto options = Options::from_file(entry.path());
@@ -81,6 +83,7 @@ TEST(DeepSpeedConfigurations, RunAndAgreeOverStagesAndTiers) {
     const auto& zero = options.settings().zero;
     offloaded += zero.offload_optimizer.device != config::OffloadDevice::None ? 1 : 0;
     for (int stage = 0; stage <= 3; ++stage) {
+      if (!part.take()) continue;
       const auto other = train(resting.with("zero_optimization.stage", std::to_string(stage)), 4);
       EXPECT_EQ(other.hash, own.hash) << "stage " << stage;
       EXPECT_EQ(other.losses, own.losses) << "stage " << stage;

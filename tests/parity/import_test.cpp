@@ -208,7 +208,7 @@ std::string fp16_config(int stage, const nlohmann::json& scaler) {
       .dump();
 }
 
-TEST(ImportDeepSpeed, LossScalesGoOnLikeDeepSpeeds) {
+TEST(ImportDeepSpeed, LossScalesContinueLikeDeepSpeeds) {
   const auto folder_of = std::string(ZERO_SOURCE_DIR) + "/tests/golden/interchange/deepspeed-fp16/";
   const auto scalers = nlohmann::json::parse(file_text(folder_of + "scalers.json"));
   for (const auto& [name, scaler] : scalers.items()) {

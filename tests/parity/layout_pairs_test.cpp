@@ -141,17 +141,18 @@ TEST(LayoutPairs, StatesAndLosses) {
     std::vector<Layout> to;
   };
   Differences differences;
-  OneIn part(5);
-  for (const auto& [recipe, from, layouts] : std::vector<Chain>{
+  OneIn part(7);
+  for (auto& [recipe, from, layouts] : std::vector<Chain>{
            {"fp32", {4, 1, 1, 2}, {{1, 1, 1, 0}, {2, 1, 1, 3}, {4, 2, 1, 1}, {2, 2, 1, 3}, {2, 1, 2, 1}}},
            {"fp32", {4, 2, 1, 3}, {{4, 4, 1, 0}, {1, 1, 1, 3}, {2, 1, 1, 2}, {4, 1, 1, 3}}},
            {"fp32", {4, 1, 2, 2}, {{2, 1, 2, 3}, {4, 2, 2, 1}, {4, 1, 4, 3}, {1, 1, 1, 0}}},
            {"bf16", {2, 2, 1, 1}, {{4, 1, 1, 3}, {1, 1, 1, 2}}},
            {"bf16", {4, 1, 1, 2}, {{1, 1, 1, 0}, {2, 1, 1, 3}, {4, 2, 1, 1}, {2, 1, 2, 1}}}}) {
+    std::erase_if(layouts, [&](const Layout&) { return !part.take(); });
+    if (layouts.empty()) continue;
     const TempFolder folder(TempFolder::On::Memory);
     const auto expected = save_at(from, recipe, folder.text());
     for (const auto& layout : layouts) {
-      if (!part.take()) continue;
       const auto label = recipe + ", " + from.text() + " to " + layout.text() + ": ";
       expect_passed({"shm", layout.world}, [&](const Comm& comm) {
         const auto c = case_of(layout, recipe);

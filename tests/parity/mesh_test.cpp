@@ -32,7 +32,7 @@ using namespace zero::test::mesh;
 // needs attention that knows of it, which is the GPT's.
 void check_models(const std::shared_ptr<Communicator>& comm, int t, int u = 1) {
   const int data_ranks = comm->size() / t / u, own = comm->rank() / t / u;
-  OneIn part(3);
+  OneIn part(u > 1 ? 3 : 5);
   for (const auto& model : mesh::models()) {
     if (u > 1 && &model != &gpt_model()) continue;
     for (const std::string recipe : {"fp32", "bf16"}) {
@@ -55,14 +55,15 @@ void check_models(const std::shared_ptr<Communicator>& comm, int t, int u = 1) {
 }
 
 TEST(Mesh, EqualsOneWholeModel) {
-  for (const int world : {2, 4}) expect_passed({"shm", world}, [](const auto& comm) { check_models(comm, 2); });
-  for (const int world : {3, 4})
-    expect_passed({"shm", world}, [](const auto& comm) { check_models(comm, comm->size()); });
+  OneIn part(3);
+  for (const auto& [world, t] : {std::pair{4, 2}, {4, 4}, {2, 2}, {3, 3}})
+    if (part.take()) expect_passed({"shm", world}, [t](const auto& comm) { check_models(comm, t); });
 }
 
 TEST(Mesh, SequenceParallelRanksEqualOneWholeModel) {
   expect_passed({"shm", 3}, [](const auto& comm) { check_models(comm, 1, 3); });
-  for (const int t : {1, 2}) expect_passed({"shm", 4}, [t](const auto& comm) { check_models(comm, t, 2); });
+  for (const int t : {1, 2})
+    if (t == 2 || nightly()) expect_passed({"shm", 4}, [t](const auto& comm) { check_models(comm, t, 2); });
 }
 
 // An unchanged model would attend to a stretch of the tokens only.
@@ -542,7 +543,7 @@ void expect_manifest(const std::filesystem::path& file, const Case& c, int world
 
 // Every state has its bits after loading, and training continues as if nothing had been. Over sequence- and
 // tensor-parallel ranks; over 3 ranks with 8 heads, 4 of them of keys and values.
-TEST(Mesh, CheckpointsGoOnBitForBit) {
+TEST(Mesh, CheckpointsContinueBitForBit) {
   for (const auto& [model, world, t, u] : {std::tuple{&gpt_model(), 4, 2, 2}, {&mesh::models()[2], 3, 3, 1}})
     for (const auto& [from, to] : {std::pair{2, 2}, {0, 3}, {3, 0}}) {
       const TempFolder folder;

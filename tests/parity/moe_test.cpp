@@ -74,14 +74,16 @@ void check_training(const Comm& comm, const MoeOptions& options, int stage, cons
 }
 
 TEST(MoeTraining, EqualsADenseReference) {
-  for (const auto& place : {Place{"shm", 2}, Place{"shm", 4}, Place{"gloo", 2}})
+  for (const auto& place : {Place{"shm", 4}, Place{"gloo", 2}, Place{"shm", 2}}) {
+    if (!nightly() && place.world == 2 && place.transport == std::string("shm")) continue;
     expect_passed(place, [](const Comm& comm) {
-      OneIn part(7);
+      OneIn part(11);
       for (int ep = 1; ep <= comm->size(); ep *= 2)
         for (const std::int64_t k : {1, 2, 3})
           for (int stage = 0; stage <= 3; ++stage)
             if (part.take()) check_training(comm, options_of(ep, k), stage);
     });
+  }
 }
 
 TEST(MoeTraining, OverEveryTransport) {
@@ -154,11 +156,14 @@ TEST(MoeTraining, BitsDoNotDependOnTheDegree) {
 TEST(MoeTraining, StateIsTheSameAtEveryStageTierAndTransport) {
   std::string first;
   const TempFolder folder;
-  for (const char* transport : {"shm", "thread", "gloo"}) {
+  for (const char* transport : {"shm", "gloo", "thread"}) {
+    if (!nightly() && transport == std::string("thread")) continue;
     const auto file = folder.file(transport);
     expect_passed({transport, 4}, [&](const Comm& comm) {
       std::string hashes;
-      for (const std::string recipe : {"fp32", "bf16"}) {
+      OneIn part(2);
+      for (const std::string recipe : {"bf16", "fp32"}) {
+        if (!part.take()) continue;
         std::string wanted;
         for (const auto& [stage, zero] : std::vector<std::pair<int, std::string>>{
                  {0, ""},
@@ -433,6 +438,7 @@ TEST(MoeTraining, CheckpointsHaveGlobalNames) {
       }
       return losses;
     };
+    OneIn part(3);
     for (const auto& saved : {Layout{1, 0}, Layout{2, 2}, Layout{4, 3}}) {
       const auto from = make_net(options_of(saved.ep, 1));
       Engine engine(from, engine_options(saved.stage), comm);
@@ -443,8 +449,10 @@ TEST(MoeTraining, CheckpointsHaveGlobalNames) {
       for (const auto& name : names)
         for (const char* state : {"master", "exp_avg", "exp_avg_sq"})
           states[name + " " + state] = engine.parameter_state(name, state).clone();
-      const auto expected = train(engine, from, 20);
+      const int steps = nightly() ? 20 : 5;
+      const auto expected = train(engine, from, steps);
       for (const auto& layout : {Layout{1, 3}, Layout{2, 1}, Layout{4, 2}, Layout{2, 3}}) {
+        if (!part.take()) continue;
         const auto label = "from " + saved.text() + " to " + layout.text() + ": ";
         const auto to = make_net(options_of(layout.ep, 1));
         Engine loaded(to, engine_options(layout.stage), comm);
@@ -453,7 +461,7 @@ TEST(MoeTraining, CheckpointsHaveGlobalNames) {
           for (const char* state : {"master", "exp_avg", "exp_avg_sq"})
             require(loaded.parameter_state(name, state).equal(states.at(name + " " + state)),
                     label + state + " of " + name);
-        const auto losses = train(loaded, to, 20);
+        const auto losses = train(loaded, to, steps);
         for (std::size_t k = 0; k < losses.size(); ++k)
           require(std::abs(losses[k] - expected[k]) <= 2e-5 * std::abs(expected[k]),
                   label + "loss " + std::to_string(losses[k]) + ", expected " + std::to_string(expected[k]));

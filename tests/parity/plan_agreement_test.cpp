@@ -406,7 +406,7 @@ void compare(const Case& c, const Measured& engine) {
 }
 
 void compare_processes(const std::vector<Case>& all) {
-  OneIn part(11);
+  OneIn part(23);
   for (const auto& c : all) {
     if (!part.take()) continue;
     SCOPED_TRACE(c.name());
@@ -424,7 +424,7 @@ TEST(PlanAgreement, OfExperts) { compare_processes(expert_cases()); }
 TEST(PlanAgreement, OfThreads) {
   const auto all = thread_cases();
   ASSERT_GE(all.size(), 30u);
-  OneIn part(17);
+  OneIn part(37);
   for (const auto& c : all) {
     if (!part.take()) continue;
     SCOPED_TRACE(c.name());

@@ -277,7 +277,7 @@ TEST(TensorParallelSoundness, SavesCompareWhatIsCommonHoweverShardsDiffer) {
 
 // Masks outside of regions, which a tensor-parallel group has in common and data-parallel ranks have not, and masks
 // inside continue as in a run that was not interrupted, also where a forward that nobody uses has left a region open.
-TEST(TensorParallelSoundness, RandomNumbersGoOnAfterALoad) {
+TEST(TensorParallelSoundness, RandomNumbersContinueAfterALoad) {
   for (const auto& [from, to] : {std::pair{3, 0}, {2, 2}}) {
     const TempFolder folder;
     expect_passed({"shm", 4}, [&, from = from, to = to](const auto& comm) {

@@ -8,7 +8,6 @@
 #include <string>
 
 #include "support/file_text.h"
-#include "support/nightly.h"
 #include "support/process.h"
 #include "support/require.h"
 
@@ -178,9 +177,7 @@ TEST(PlanCommand, MeasuresTheLargestModels) {
     const char *data, *stage;
     double table2;  // 2 * 2 MB / bytes a parameter
   } runs[] = {{"1", "0", 250000}, {"2", "2", 4e6 / 9}};
-  OneIn part(2);
   for (const auto& run : runs) {
-    if (!part.take()) continue;
     const auto answer = run_to_end({{kZero, "plan", "--paper", "table2", "--measure", "--budget", "2MB", "--stage",
                                      run.stage, "--tensor-parallel", "2", "--data-parallel", run.data, "--json"},
                                     {"COLUMNS=80"},

@@ -42,7 +42,7 @@ TEST(RunTrain, AStoppedRankIsNamed) {
 
 TEST(RunTrain, ARestartContinuesToTheSameNumbers) {
   const std::string folder = temporary_folder(), other = temporary_folder();
-  const std::size_t steps = nightly() ? 400 : 80;
+  const std::size_t steps = nightly() ? 400 : 50;
   const Words training = {"--json",   "--steps", std::to_string(steps), "--save-every", "20",
                           "--resume", "auto",    "--checkpoint-dir"};
   TrainingJob p(2, {"--max-restarts", "2", "--grace", "1"}, training + Words{folder + "/ck"}, folder);

@@ -134,7 +134,7 @@ std::int64_t check_round(const Round& round) {
 TEST(BackgroundSave, HoldsTheStateOfItsCall) {
   const std::vector<std::int64_t> pools{kLeastPool, 12 << 20, 64 << 20};
   const char* given = std::getenv("ZERO_ASYNC_ROUNDS");
-  const int rounds = given != nullptr ? std::stoi(given) : nightly() ? 36 : 12;
+  const int rounds = given != nullptr ? std::stoi(given) : nightly() ? 36 : 6;
   std::map<std::int64_t, std::int64_t> held;  // by pool
   for (int i = 0; i < rounds; ++i) {
     const auto n = static_cast<std::size_t>(i);

@@ -58,7 +58,7 @@ void expect_scales(const SourceScaler& stored, const nlohmann::json& wanted, con
   }
 }
 
-TEST(LossScaleFiles, GoOnAsDeepSpeedDoes) {
+TEST(LossScaleFiles, ContinueAsDeepSpeedDoes) {
   const auto scalers = expected_scalers();
   EXPECT_EQ(scalers.size(), 7u);
   for (const auto& [name, wanted] : scalers.items()) {
