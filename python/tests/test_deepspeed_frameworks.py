@@ -78,6 +78,18 @@ SCHEDULES: dict[str, tuple[Any, list[float]]] = {
                            decay_lr_rate=1.0),
         [0.1, 0.15, 0.2, 0.25, 0.3, 0.2, 0.1, 0.05],
     ),
+    "OneCycle, no way down": (
+        lambda o: OneCycle(o, 0.1, 0.3, cycle_first_step_size=4, cycle_second_step_size=0),
+        [0.1, 0.15, 0.2, 0.25, 0.1, 0.1, 0.1, 0.1],
+    ),
+    "OneCycle, half an update": (
+        lambda o: OneCycle(o, 0.1, 0.2, cycle_first_step_size=2.5),
+        [0.1, 0.14, 0.18, 0.18, 0.14, 0.1, 0.1, 0.1],
+    ),
+    "WarmupDecayLR, half an update": (
+        lambda o: WarmupDecayLR(o, 4.5, 0.0, 0.2, 2, "linear"),
+        [0, 0, 0.1, 0.2, 0.12, 0.04, 0, 0],
+    ),
     "OneCycle, stairs": (
         lambda o: OneCycle(o, 0.1, 0.3, cycle_first_step_size=4, cycle_first_stair_count=2),
         [0.1, 0.1, 0.2, 0.2, 0.3, 0.2, 0.2, 0.1],
@@ -109,9 +121,20 @@ def test_a_schedule_over_groups_keeps_tensors_and_jumps() -> None:
     assert cycle.get_mom() == [(0.9, 0.99)] * 2 and optimizer.param_groups[1]["betas"] == (0.8, 0.99)
     cycle.step()
     assert optimizer.param_groups[0]["betas"] == pytest.approx((0.85, 0.99))
+    cycle.step(batch_iteration=3)
+    assert cycle.last_batch_iteration == 3
     lists = WarmupLR(optimizer, [0.0, 0.1], [1.0, 2.0], 2)
     lists.step(5)
     assert [float(rate) for rate in lists.get_last_lr()] == [1.0, 2.0] and lists.min_lrs == [0.0, 0.1]
+
+
+def test_a_warm_up_without_a_rate_ends_at_each_groups_own() -> None:
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in (0.1, 0.4)]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    schedule = WarmupLR(optimizer, warmup_num_steps=4, warmup_type="linear")
+    assert schedule.max_lrs == [0.1, 0.4]
+    schedule.step(2)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.2])
 
 
 def test_numbers_that_no_schedule_has_are_refused() -> None:
@@ -128,6 +151,14 @@ def test_numbers_that_no_schedule_has_are_refused() -> None:
         WarmupLR(optimizer, 0.0, [0.1, 0.2])
     with pytest.raises(ValueError, match="lr_range_test_min_lr: got 3 values"):
         LRRangeTest(optimizer, [0.1, 0.2, 0.3])
+    for bad in (-1.5, 0, "four", math.nan):
+        for total in (WarmupDecayLR, WarmupCosineLR):
+            with pytest.raises(ValueError, match=f"total_num_steps: got {bad!r}, expected a number that is positive"):
+                total(optimizer, bad)
+        with pytest.raises(ValueError, match=f"cycle_first_step_size: got {bad!r}, expected a number that is positive"):
+            OneCycle(optimizer, 0.1, 0.2, cycle_first_step_size=bad)
+    with pytest.raises(ValueError, match="cycle_second_step_size: got -1, expected a number that is not negative"):
+        OneCycle(optimizer, 0.1, 0.2, cycle_second_step_size=-1)
     with pytest.raises(TypeError, match="got object, expected a torch.optim.Optimizer"):
         WarmupLR(object())
     assert optimizer.param_groups[0]["lr"] == 0.1

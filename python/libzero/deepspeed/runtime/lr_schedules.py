@@ -110,6 +110,13 @@ class EngineSchedule:
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0 or value != int(value):
             raise ConfigError(f"[{type(self).__name__}] {name}: got {value!r}, expected a positive integer")
 
+    def _size(self, name: str, value: Any, least: str) -> float:
+        """A number of updates that may be a fraction. least: "positive" or "not negative"."""
+        known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not known or value < 0 or (value == 0 and least == "positive"):
+            raise ConfigError(f"[{type(self).__name__}] {name}: got {value!r}, expected a number that is {least}")
+        return float(value)
+
     def _rates(self) -> list[float]:
         raise NotImplementedError
 
@@ -198,17 +205,18 @@ class _Warmup(EngineSchedule):
             return self.inverse_log_warm_up * math.log(done + 1)
         return done / self.warmup_num_steps
 
-    def _expect_total(self, total: int) -> None:
-        self._positive("total_num_steps", total)
-        self.total_num_steps = int(total)
+    def _expect_total(self, total: float) -> None:
+        """total: may be a fraction, as epochs times the length of a loader often is."""
+        self._size("total_num_steps", total, "positive")
+        self.total_num_steps = total
         if total < self.warmup_num_steps:
             logger.warning(
-                "%s: total_num_steps %d is below warmup_num_steps %d", type(self).__name__, total, self.warmup_num_steps
+                "%s: total_num_steps %g is below warmup_num_steps %d", type(self).__name__, total, self.warmup_num_steps
             )
 
 
 class WarmupLR(_Warmup):
-    """From warmup_min_lr to warmup_max_lr, then constant. warmup_max_lr: the first group's rate if not given."""
+    """From warmup_min_lr to warmup_max_lr, then constant. warmup_max_lr: each group's own rate if not given."""
 
     def __init__(
         self,
@@ -222,8 +230,8 @@ class WarmupLR(_Warmup):
     ) -> None:
         self._begin(optimizer, locals(), last_batch_iteration)
         if warmup_max_lr is None:
-            warmup_max_lr = float(self._groups[0]["lr"])
-            self.params["warmup_max_lr"] = warmup_max_lr
+            warmup_max_lr = [before["lr"] for before in self._before]
+            self.params["warmup_max_lr"] = warmup_max_lr[0] if len(set(warmup_max_lr)) == 1 else warmup_max_lr
         self._warm(warmup_num_steps, warmup_type)
         self.min_lrs = self._per_group("warmup_min_lr", warmup_min_lr)
         self.max_lrs = self._per_group("warmup_max_lr", warmup_max_lr)
@@ -245,7 +253,7 @@ class WarmupDecayLR(WarmupLR):
     def __init__(
         self,
         optimizer: Any,
-        total_num_steps: int,
+        total_num_steps: float,
         warmup_min_lr: PerGroup = 0.0,
         warmup_max_lr: PerGroup = 0.001,
         warmup_num_steps: int = 1000,
@@ -253,13 +261,13 @@ class WarmupDecayLR(WarmupLR):
         last_batch_iteration: int = -1,
         verbose: bool = False,
     ) -> None:
-        self.total_num_steps = total_num_steps
+        self._size("total_num_steps", total_num_steps, "positive")  # before a rate is set
         super().__init__(
             optimizer, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type, last_batch_iteration
         )
+        self._expect_total(total_num_steps)
         # The engine's own default is the optimizer's rate.
         self.params.update(total_num_steps=total_num_steps, warmup_max_lr=warmup_max_lr)
-        self._expect_total(total_num_steps)
 
     def _part(self) -> float:
         if self.last_batch_iteration < self.warmup_num_steps:
@@ -274,7 +282,7 @@ class WarmupCosineLR(_Warmup):
     def __init__(
         self,
         optimizer: Any,
-        total_num_steps: int,
+        total_num_steps: float,
         warmup_min_ratio: float = 0.0,
         warmup_num_steps: int = 1000,
         cos_min_ratio: float = 0.0001,
@@ -331,6 +339,9 @@ class LRRangeTest(EngineSchedule):
         grown = 1 + self.step_rate * (math.floor(interval) if self.staircase else interval)
         return [rate * grown for rate in self.min_lr]
 
+    def step(self, batch_iteration: int | None = None) -> None:  # the word's name, as in DeepSpeed
+        super().step(batch_iteration)
+
 
 class OneCycle(EngineSchedule):
     """Up from cycle_min_lr to cycle_max_lr and down again, then decay; betas[0] moves the other way."""
@@ -341,8 +352,8 @@ class OneCycle(EngineSchedule):
         cycle_min_lr: PerGroup,
         cycle_max_lr: PerGroup,
         decay_lr_rate: float = 0.0,
-        cycle_first_step_size: int = 2000,
-        cycle_second_step_size: int | None = None,
+        cycle_first_step_size: float = 2000,
+        cycle_second_step_size: float | None = None,
         cycle_first_stair_count: int = 0,
         cycle_second_stair_count: int | None = None,
         decay_step_size: int = 0,
@@ -354,11 +365,9 @@ class OneCycle(EngineSchedule):
         verbose: bool = False,
     ) -> None:
         self._begin(optimizer, locals(), last_batch_iteration)
-        self._positive("cycle_first_step_size", cycle_first_step_size)
-        if cycle_second_step_size is not None:
-            self._positive("cycle_second_step_size", cycle_second_step_size)
-        self.first_step_size = int(cycle_first_step_size)
-        self.second_step_size = int(cycle_second_step_size or cycle_first_step_size)
+        second = cycle_first_step_size if cycle_second_step_size is None else cycle_second_step_size
+        self.first_step_size = self._size("cycle_first_step_size", cycle_first_step_size, "positive")
+        self.second_step_size = self._size("cycle_second_step_size", second, "not negative")
         self.total_size = self.first_step_size + self.second_step_size
         self.step_ratio = self.first_step_size / self.total_size
         self.first_stair_count = cycle_first_stair_count
@@ -413,8 +422,8 @@ class OneCycle(EngineSchedule):
         for group, each in zip(self._groups, betas, strict=True):
             group["betas"] = each
 
-    def step(self, last_batch_iteration: int | None = None) -> None:
-        super().step(last_batch_iteration)
+    def step(self, batch_iteration: int | None = None) -> None:
+        super().step(batch_iteration)
         betas = None if self.owned else self.get_mom()
         if betas is not None:
             self._set_momentum(betas)
