@@ -11,6 +11,9 @@ import torch
 from libzero._carried import kept_in_groups
 from libzero.deepspeed._refuse import module_getattr, refusal
 from libzero.deepspeed.ops import EngineOptimizer
+from libzero.deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
+from libzero.deepspeed.ops.adam import DeepSpeedCPUAdam
+from libzero.deepspeed.ops.lion import DeepSpeedCPULion
 from libzero.engine import Engine, StepResult, compiled_from, exact_pattern
 from libzero.errors import ConfigError
 
@@ -299,6 +302,9 @@ def _taken_over(optimizer: torch.optim.Optimizer) -> str:
         why = "its rule is not built" if base is None else f"a subclass of {base.__name__} may have another rule"
         known = "Adam, AdamW, SGD or Adagrad of torch.optim, those of deepspeed.ops"
         refuse(why, f"{known}, or the block optimizer of the configuration")
+    if isinstance(optimizer, DeepSpeedCPUAdam | DeepSpeedCPUAdagrad | DeepSpeedCPULion):
+        if not optimizer.fp32_optimizer_states:
+            refuse("fp32_optimizer_states=False is not built: the engine's states are fp32", "leave it out")
     expected = _RULES[of] if of in _KINDS else _rule_of(EngineOptimizer.step)
     if _rule_of(optimizer.step) is not expected:
         why = "its step() was replaced, and the engine would not call it"

@@ -21,6 +21,7 @@ from libzero.deepspeed._refuse import module_getattr, refusal
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
 from libzero.deepspeed.monitor.monitor import MonitorMaster
+from libzero.deepspeed.ops import EngineOptimizer
 from libzero.deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
     ModelParameters,
@@ -175,6 +176,8 @@ class DeepSpeedEngine(torch.nn.Module):
             scheduled = isinstance(self.lr_scheduler, EngineSchedule)
             self.optimizer.bind(self._engine, updates, scheduled)
             self.optimizer.pull()
+        if isinstance(optimizer, EngineOptimizer):
+            optimizer.owned = True
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())
         self.monitor = MonitorMaster(self._engine.options, self.global_rank)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.ops import EngineOptimizer, Params
 
@@ -9,9 +13,11 @@ __all__ = ["DeepSpeedCPUAdagrad"]
 
 
 class DeepSpeedCPUAdagrad(EngineOptimizer):
-    """[local]"""
+    """[local] fp32_optimizer_states=False: sums in the parameters' dtype, without an engine only."""
 
     kind = "Adagrad"
+    state_names = ("exp_avg_sq",)
+    takes_sparse = True
 
     def __init__(
         self,
@@ -23,8 +29,15 @@ class DeepSpeedCPUAdagrad(EngineOptimizer):
         fp32_optimizer_states: bool = True,
     ) -> None:
         self.refuse_unless(not amsgrad, "amsgrad", "there is no such state layout")
-        self.refuse_unless(fp32_optimizer_states, "fp32_optimizer_states=False", "sums are fp32")
+        self.fp32_optimizer_states = fp32_optimizer_states
         super().__init__(model_params, {"lr": lr, "eps": eps, "weight_decay": weight_decay})
+
+    def _rule(self, group: dict[str, Any], step: int, grad: torch.Tensor, *held: torch.Tensor) -> None:
+        p, total = held
+        if group["weight_decay"]:
+            grad = grad.add(p, alpha=group["weight_decay"])
+        total.addcmul_(grad, grad)
+        p.addcdiv_(grad, total.sqrt().add_(group["eps"]), value=-float(group["lr"]))
 
 
 __getattr__ = module_getattr("deepspeed.ops.adagrad")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.ops import EngineOptimizer, Params
 
@@ -10,10 +14,19 @@ __all__ = ["DeepSpeedCPULion", "FusedLion"]
 
 class _Lion(EngineOptimizer):
     kind = "Lion"
+    state_names = ("exp_avg",)
+
+    def _rule(self, group: dict[str, Any], step: int, grad: torch.Tensor, *held: torch.Tensor) -> None:
+        p, mean = held
+        beta1, beta2 = group["betas"]
+        rate = float(group["lr"])
+        direction = mean.mul(beta1).add_(grad, alpha=1 - beta1).sign_()
+        p.mul_(1 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
+        mean.mul_(beta2).add_(grad, alpha=1 - beta2)
 
 
 class DeepSpeedCPULion(_Lion):
-    """[local]"""
+    """[local] fp32_optimizer_states=False: moments in the parameters' dtype, without an engine only."""
 
     def __init__(
         self,
@@ -23,12 +36,14 @@ class DeepSpeedCPULion(_Lion):
         weight_decay: float = 0,
         fp32_optimizer_states: bool = True,
     ) -> None:
-        self.refuse_unless(fp32_optimizer_states, "fp32_optimizer_states=False", "moments are fp32")
+        self.fp32_optimizer_states = fp32_optimizer_states
         super().__init__(model_params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
 
 class FusedLion(_Lion):
-    """[local] set_grad_none has no effect."""
+    """[local] set_grad_none has no effect. Without an engine, moments have the parameters' dtype."""
+
+    fp32_optimizer_states = False
 
     def __init__(
         self,
