@@ -1,8 +1,12 @@
 """What programs and frameworks written for DeepSpeed do around the engine: schedules of their own, saves,
 configurations as they write them."""
 
+import argparse
+import base64
+import copy
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -504,12 +508,130 @@ def test_faults_of_a_file_name_its_lines(tmp_path: Path) -> None:
     with pytest.raises(libzero.ConfigError) as seen:
         deepspeed.initialize(model=network(), config=json.loads(text))
     assert "<dict>: error: /zero_optimization/stge: unknown key" in str(seen.value) and ":1:" not in str(seen.value)
-    file.write_text('{\n "bf16": {"enabled": true,}\n}')
+    file.write_text('{\n "bf16": {"enabled": [true}\n}')
     with pytest.raises(libzero.ConfigError, match=rf"{re.escape(str(file))}:2:\d+: "):
         deepspeed.initialize(model=network(), config=file)
     file.write_text('{"bf16": {"enabled": true},\n "bf16": {"enabled": false}}')
     with pytest.raises(libzero.ConfigError, match='ds.json: got the key "bf16" twice in one block'):
         deepspeed.initialize(model=network(), config=file)
+
+
+HJSON = """# as programs comment it
+{
+  train_micro_batch_size_per_gpu: 4  // samples
+  /* no
+     clipping */
+  gradient_clipping: 0
+  "optimizer": {"type": "AdamW", "params": {lr: 1e-3, weight_decay: 0.01,},},
+  zero_optimization: {
+    stage: 2
+    overlap_comm: 1
+  }
+}
+"""
+
+
+def test_hjson_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "ds.hjson"
+    file.write_text(HJSON)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "hjson", None)  # not installed
+        with pytest.raises(ConfigError, match=r"ds.hjson:1:1: Expecting value. Hint: .* needs `pip install hjson`"):
+            deepspeed.initialize(model=network(), config=file)
+    pytest.importorskip("hjson")
+    text = base64.urlsafe_b64encode(HJSON.encode()).decode()
+    reference, _, _, _ = deepspeed.initialize(model=network(), config=config(2))
+    one_step(reference)
+    for given in (file, text):
+        engine, _, _, _ = deepspeed.initialize(model=network(), config=given)
+        assert engine.zero_overlap_comm() is True
+        one_step(engine)
+        assert_same(engine, reference.module, 0)
+    file.write_text("{\n  bf16: {enabled: [true}\n}")
+    with pytest.raises(ConfigError, match=r"ds.hjson:2:\d+: .*; as Hjson 2:\d+: "):
+        deepspeed.initialize(model=network(), config=file)
+    file.write_text("{\n  steps_per_print: 1\n  steps_per_print: 2\n}")
+    with pytest.raises(ConfigError, match='got the key "steps_per_print" twice'):
+        deepspeed.initialize(model=network(), config=file)
+    file.write_text("{\n  zero_optimization: {stge: 2}\n}")
+    with pytest.raises(ConfigError, match="ds.hjson: error: /zero_optimization/stge: unknown key"):
+        deepspeed.initialize(model=network(), config=file)
+
+
+def test_numbers_stand_for_booleans_where_deepspeed_reads_them() -> None:
+    written = config(
+        0,
+        bf16={"enabled": 1},
+        steps_per_print=math.inf,
+        wall_clock_breakdown=0,
+        zero_allow_untested_optimizer=1,
+        managed_gradient_accumulation=0,
+        scheduler={"type": "OneCycle", "params": {"cycle_min_lr": 1, "cycle_max_lr": 1, "cycle_momentum": 0}},
+    )
+    given = copy.deepcopy(written)
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=given)
+    assert given == written and type(given["bf16"]["enabled"]) is int
+    assert engine.bfloat16_enabled() is True and next(engine.parameters()).dtype is torch.bfloat16
+    assert engine.wall_clock_breakdown() is False and engine.managed_gradient_accumulation() is False
+    assert engine.train_micro_batch_size_per_gpu() == 4 and engine.get_lr() == [1.0]
+    for value in (2, -1, "yes"):
+        with pytest.raises(ConfigError, match="/wall_clock_breakdown: got .*, expected true or false"):
+            deepspeed.initialize(model=network(), config=config(0, wall_clock_breakdown=value))
+    with pytest.raises(ConfigError, match="/wall_clock_breakdown: got a number"):
+        libzero.Options({"wall_clock_breakdown": 1})
+
+
+def test_an_optimizer_block_as_programs_write_it() -> None:
+    """adam_w_mode does not change AdamW; torch_adam does not change a number, wherever it is."""
+    decayed = {"lr": 1e-3, "weight_decay": 0.01}
+    plain = network()
+    reference = torch.optim.AdamW(plain.parameters(), **decayed)
+    torch.autograd.backward(plain(batch()).square().mean())
+    reference.step()
+    for block in (
+        {"type": "AdamW", "params": {**decayed, "adam_w_mode": False}},
+        {"type": "adamw", "params": {**decayed, "adam_w_mode": 0, "torch_adam": 1}},
+        {"type": "Adam", "torch_adam": True, "params": decayed},
+    ):
+        engine, _, _, _ = deepspeed.initialize(model=network(), config=config(1, optimizer=block))
+        one_step(engine)
+        assert_same(engine, plain)
+        assert engine.optimizer_params() == block["params"]
+    with pytest.raises(ConfigError, match="got false, expected true for AdamW"):
+        libzero.Options({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}})
+
+
+def test_the_command_line_names_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(config(1)))
+    parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+    for name in ("deepspeed_config", "deepscale_config"):
+        words = parser.parse_args([f"--{name}", str(file)])
+        engine, _, _, _ = deepspeed.initialize(words, model=network())
+        assert engine.zero_optimization_stage() == 1
+        with pytest.raises(ConfigError, match=f"got config= and --{name}, expected one configuration"):
+            deepspeed.initialize(words, model=network(), config=config(2))
+    words = argparse.Namespace(deepspeed_config=file, deepscale_config=file)
+    with pytest.raises(ConfigError, match="got --deepspeed_config and --deepscale_config, expected one"):
+        deepspeed.initialize(words, model=network())
+
+
+def test_a_loader_reads_with_the_attributes_that_it_has_then() -> None:
+    class Pids(torch.utils.data.Dataset[int]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, i: int) -> int:
+            return os.getpid()
+
+    engine, _, loader, _ = deepspeed.initialize(model=network(), config=config(1), training_data=Pids())
+    assert loader is not None and loader.num_local_io_workers == 2 and len(loader) == 2
+    assert os.getpid() not in torch.cat(list(loader)).tolist()
+    loader.num_local_io_workers = 0
+    assert set(torch.cat(list(loader)).tolist()) == {os.getpid()}
+    assert loader.dataloader is loader.dataloader and loader.dataloader.num_workers == 0
+    loader.batch_size, loader.dataloader_drop_last = 3, True
+    assert [len(each) for each in loader] == [3, 3] and len(loader) == 2
 
 
 # ---- what frameworks save ----

@@ -90,8 +90,8 @@ def initialize(
     lr_scheduler: an object whose step() follows each update, or a callable of the optimizer that returns one. None:
         the configuration's.
     training_data: a map-style or iterable dataset; see DeepSpeedDataLoader.
-    config (or config_params, or args.deepspeed_config): a path, a dict, or base64 text of JSON: DeepSpeed's keys,
-        checked strictly (docs/configuration.md).
+    config (or config_params, args.deepspeed_config, args.deepscale_config): a path, a dict, or base64 text, of JSON or
+        Hjson (with the package hjson): DeepSpeed's keys, checked strictly (docs/configuration.md).
     dist_init_required: False where torch.distributed is to be started already; else it is started if it is not.
 
     ConfigError for what does not fit, on every rank. NotImplementedError for mesh_param, and for an mpu with more than
@@ -103,13 +103,11 @@ def initialize(
         raise NotImplementedError("cannot use mesh_param: device meshes are not built. Hint: leave it out.")
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
         raise NotImplementedError("cannot use mpu: it has more than one model-parallel rank")
-    given = [each for each in (config, config_params, getattr(args, "deepspeed_config", None)) if each is not None]
-    if not given:
-        raise ConfigError("[deepspeed] initialize: got no configuration, expected config= or --deepspeed_config")
+    given = _configuration(args, config if config is not None else config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     engine = DeepSpeedEngine(
         model,
-        read_config(given[0]),
+        read_config(given),
         optimizer=optimizer,
         model_parameters=model_parameters,
         training_data=training_data,
@@ -117,6 +115,21 @@ def initialize(
         collate_fn=collate_fn,
     )
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _configuration(args: Any, config: Any) -> Any:
+    """The one that the program gave: config, or a file that the command line names."""
+    given = {"config=": config}
+    given.update((f"--{name}", getattr(args, name, None)) for name in ("deepspeed_config", "deepscale_config"))
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise ConfigError(
+            f"[deepspeed] initialize: got {' and '.join(given)}, expected one configuration. "
+            "Hint: leave the others out."
+        )
+    if not given:
+        raise ConfigError("[deepspeed] initialize: got no configuration, expected config= or --deepspeed_config")
+    return next(iter(given.values()))
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
+import importlib
 import json
 import logging
 import math
@@ -49,11 +50,14 @@ class FileConfig(dict[str, Any]):
 
 
 def read_config(config: Any) -> dict[str, Any]:
-    """[local] The dict of a path, a dict, or base64 text of JSON. ConfigError for anything else."""
+    """[local] The dict of a path, a dict, or base64 text, of JSON or Hjson. ConfigError for anything else.
+
+    0 and 1 for a key that is true or false are these, as in DeepSpeed.
+    """
     if isinstance(config, FileConfig):
         return FileConfig(copy.deepcopy(dict(config)), config.path, config.text)
     if isinstance(config, Mapping):
-        return copy.deepcopy(dict(config))
+        return _with_booleans(copy.deepcopy(dict(config)))
     if isinstance(config, str | os.PathLike):
         text, path = os.fspath(config), ""
         if os.path.exists(text):
@@ -68,18 +72,57 @@ def read_config(config: Any) -> dict[str, Any]:
                     f"[deepspeed] cannot read the configuration: {text} is neither a file nor base64 text of one"
                 ) from None
         try:
-            found = json.loads(text, object_pairs_hook=_without_duplicates)
-        except json.JSONDecodeError as fault:
-            where = f"{path or '<text>'}:{fault.lineno}:{fault.colno}"
-            raise ConfigError(f"[deepspeed] cannot read the configuration: {where}: {fault.msg}") from None
+            found, is_json = _parsed(text, path or "<text>")
         except _Duplicate as fault:
             raise ConfigError(
                 f"[deepspeed] cannot read the configuration: {path or '<text>'}: got the key {fault} twice in one "
                 "block. Hint: keep one of the two."
             ) from None
         if isinstance(found, dict):
-            return FileConfig(found, path, text) if path else found
+            found = _with_booleans(found)
+            return FileConfig(found, path, text if is_json else "") if path else found
     raise ConfigError(f"[deepspeed] config: got {config!r}, expected a path or a dict")
+
+
+def _parsed(text: str, where: str) -> tuple[Any, bool]:
+    """The value of JSON, or of Hjson where the package of this name is installed, and whether it is JSON."""
+    try:
+        return json.loads(text, object_pairs_hook=_without_duplicates), True
+    except json.JSONDecodeError as fault:
+        told = f"{where}:{fault.lineno}:{fault.colno}: {fault.msg}"
+    try:
+        hjson = importlib.import_module("hjson")
+    except ModuleNotFoundError:
+        told += ". Hint: comments and keys without quotes are Hjson, which needs `pip install hjson`."
+    else:
+        try:
+            return hjson.loads(text, object_pairs_hook=_without_duplicates), False
+        except hjson.HjsonDecodeError as fault:
+            told += f"; as Hjson {fault.lineno}:{fault.colno}: {fault.msg}"
+    raise ConfigError(f"[deepspeed] cannot read the configuration: {told}")
+
+
+_NUMBER_FOR_BOOLEAN = re.compile(r"error: (\S+): got a number \((0|1)\), expected true or false")
+
+
+def _with_booleans(config: dict[str, Any]) -> dict[str, Any]:
+    """The same, with true and false in place of 1 and 0 where the reader expects them. It knows the keys."""
+    try:
+        as_options({key: value for key, value in config.items() if not _is_infinite(value)})
+    except ConfigError as fault:
+        for pointer, _ in _NUMBER_FOR_BOOLEAN.findall(str(fault)):
+            block: Any = config
+            *path, key = pointer[1:].split("/")
+            for name in path:
+                block = block[int(name) if isinstance(block, list) else name]
+            block[key] = bool(block[key])
+    except (TypeError, ValueError):  # a value that JSON has not, which initialize() tells
+        pass
+    return config
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
 class _Duplicate(ValueError):
@@ -285,8 +328,20 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
         if left_out:
             names = ", ".join(left_out)
             log_dist(f"activation_checkpointing.{names}: not built for Python models, no effect", ranks=[0])
+    block = native.get("optimizer")
+    if isinstance(block, dict):
+        if "torch_adam" in block:
+            del block["torch_adam"]
+            log_dist(
+                'optimizer.torch_adam: no effect, as in DeepSpeed. Hint: write it in params, {"torch_adam": true}.',
+                ranks=[0],
+            )
+        params = block.get("params")
+        if str(block.get("type")).lower() == "adamw" and isinstance(params, dict):
+            if params.get("adam_w_mode") is False:  # the type decides, as in DeepSpeed
+                del params["adam_w_mode"]
     interval = native.get("steps_per_print")
-    if isinstance(interval, float) and math.isinf(interval):  # accelerate: never
+    if _is_infinite(interval):  # accelerate: never
         native["steps_per_print"] = None
     if accumulates(native, world):
         # The engine here counts, so that set_gradient_accumulation_boundary() works.

@@ -37,7 +37,8 @@ class DeepSpeedDataLoader:
     """[local] Each iteration over it is one epoch of this rank's samples, in batches of `batch_size`.
 
     Without data_sampler the samples are shuffled and dealt out by a DistributedSampler. Its order is the same in every
-    epoch unless the program calls data_sampler.set_epoch(). next(loader) continues where the last call was.
+    epoch unless the program calls data_sampler.set_epoch(). next(loader) continues where the last call was. What the
+    program changes of its attributes counts from the next iteration on.
     """
 
     def __init__(
@@ -58,16 +59,28 @@ class DeepSpeedDataLoader:
         self.dataset = dataset
         self.batch_size = batch_size
         self.data_sampler = data_sampler
-        self.dataloader: DataLoader[Any] = DataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=data_sampler,
-            pin_memory=pin_memory,
-            collate_fn=collate_fn,
-            num_workers=2 if num_local_io_workers is None else num_local_io_workers,
-            drop_last=dataloader_drop_last,
-        )
+        self.collate_fn = collate_fn
+        self.pin_memory = pin_memory
+        self.num_local_io_workers = 2 if num_local_io_workers is None else num_local_io_workers
+        """The processes that read; 0: this one does."""
+        self.dataloader_drop_last = dataloader_drop_last
         self.data: Iterator[Any] | None = None
+        self._made: tuple[dict[str, Any], DataLoader[Any]] | None = None
+
+    @property
+    def dataloader(self) -> DataLoader[Any]:
+        """The loader of torch, with the attributes as they are now."""
+        words: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "sampler": self.data_sampler,
+            "pin_memory": self.pin_memory,
+            "collate_fn": self.collate_fn,
+            "num_workers": self.num_local_io_workers,
+            "drop_last": self.dataloader_drop_last,
+        }
+        if self._made is None or self._made[1].dataset is not self.dataset or self._made[0] != words:
+            self._made = words, DataLoader(self.dataset, **words)
+        return self._made[1]
 
     def __iter__(self) -> DeepSpeedDataLoader:
         self.data = iter(self.dataloader)
