@@ -16,6 +16,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.moe import utils as moe_utils
 from deepspeed.moe.layer import MoE
 from deepspeed.moe.utils import has_moe_layers, is_moe_param, split_params_into_different_moe_groups_for_optimizer
+from deepspeed.runtime import lr_schedules, torch_autocast
 from deepspeed.utils import groups as groups_of_ranks
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
@@ -97,6 +98,34 @@ def bf16():
     return {str(stage): train(start(stage, bf16={"enabled": True}), 5) for stage in (1, 3)}
 
 
+class Normed(SimpleModel):
+    """Has parameters whose gradients autocast leaves in fp32."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(HIDDEN)
+
+    def forward(self, x, y):
+        return super().forward(self.norm(x), y)
+
+
+def autocast():
+    block = {"enabled": True, "dtype": "bfloat16"}
+    seen = {}
+    for stage in (0, 1, 2, 3):
+        for name, kind in (("linear", SimpleModel), ("normed", Normed)):
+            torch.manual_seed(1)
+            engine = start(stage, network=kind(), torch_autocast=block)
+            seen[f"{name} {stage}"] = train(engine, 5)
+    parameters = engine.module.named_parameters()
+    seen["enabled"] = engine.torch_autocast_enabled()
+    seen["dtype"] = str(engine.torch_autocast_dtype())
+    seen["modules"] = engine.torch_autocast_lower_precision_safe_modules()
+    seen["reduced in"] = {name: str(torch_autocast.get_comm_dtype(p)) for name, p in parameters}
+    seen["parameters"] = str(next(iter(engine.module.parameters())).dtype)
+    return seen
+
+
 def accumulation():
     return {str(stage): train(start(stage, gradient_accumulation_steps=2), 6) for stage in (1, 2, 3)}
 
@@ -132,6 +161,33 @@ def schedules():
         seen[name] = train(engine, 5)
         seen[name]["last"] = list(scheduler.get_last_lr())
         seen[name]["class"] = type(scheduler).__name__
+    return seen
+
+
+def free_schedules():
+    """Over an optimizer that no engine owns."""
+    made = {
+        "warm up": lambda o: lr_schedules.WarmupLR(o, warmup_num_steps=3),
+        "decay": lambda o: lr_schedules.WarmupDecayLR(o, 6.5, [0.0, 0.1], [0.5, 1.0], 2, "linear"),
+        "cosine": lambda o: lr_schedules.WarmupCosineLR(o, 6, 0.1, 2),
+        "range": lambda o: lr_schedules.LRRangeTest(o, 0.1, 2, 0.5, True),
+        "cycle": lambda o: lr_schedules.OneCycle(
+            o, [0.01, 0.02], 0.3, 0.5, 3, 2, 2, decay_step_size=2, decay_mom_rate=0.1
+        ),
+        "resumed": lambda o: lr_schedules.WarmupLR(o, 0.0, 0.3, 4, last_batch_iteration=1),
+    }
+    seen = {}
+    for name, make in made.items():
+        groups = [{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.2, 0.4)]
+        groups[1]["lr"] = torch.tensor(0.4) if name == "cosine" else 0.4
+        optimizer = torch.optim.AdamW(groups)
+        schedule = make(optimizer)
+        seen[name] = []
+        for place in [None] * 8 + [1, None]:
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            seen[name].append([rates, optimizer.param_groups[0]["betas"][0], schedule.last_batch_iteration])
+            schedule.step(place)
+        seen[name].append([float(rate) for rate in schedule.get_last_lr()])
     return seen
 
 
@@ -405,8 +461,8 @@ def experts():
 
 
 CASES = [
-    stages, bf16, accumulation, boundary, schedules, client_objects, overflow, checkpoint, loader, whole_parameters,
-    sizes, experts, expert_groups, signatures,
+    stages, bf16, autocast, accumulation, boundary, schedules, free_schedules, client_objects, overflow, checkpoint,
+    loader, whole_parameters, sizes, experts, expert_groups, signatures,
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from conftest import Programs, batch, config, network, nightly, under_the_runner
 import libzero
 import libzero.deepspeed as deepspeed
 from libzero.deepspeed.runtime.lr_schedules import LRRangeTest, OneCycle, WarmupCosineLR, WarmupDecayLR, WarmupLR
+from libzero.deepspeed.runtime.torch_autocast import get_comm_dtype
 from libzero.errors import ConfigError
 
 nn = torch.nn
@@ -632,6 +633,72 @@ def test_a_loader_reads_with_the_attributes_that_it_has_then() -> None:
     assert loader.dataloader is loader.dataloader and loader.dataloader.num_workers == 0
     loader.batch_size, loader.dataloader_drop_last = 3, True
     assert [len(each) for each in loader] == [3, 3] and len(loader) == 2
+
+
+# ---- torch_autocast ----
+AUTOCAST = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("normed", [True, False])
+def test_forward_runs_under_autocast(normed: bool, stage: int) -> None:
+    """As torch.autocast around a plain loop; gradients of linear layers alone are reduced in bf16."""
+
+    def made() -> nn.Sequential:
+        return nn.Sequential(nn.LayerNorm(8), network()) if normed else network()
+
+    plain = made()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
+    engine, _, _, _ = deepspeed.initialize(model=made(), config=config(stage, **AUTOCAST))
+    seen: list[torch.dtype] = []
+    engine.module[-1 if not normed else 1].register_forward_hook(lambda *about: seen.append(about[2].dtype))
+    for step in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = plain(batch(0, step))
+        loss = output.float().square().mean()
+        reference.zero_grad()
+        torch.autograd.backward(loss)
+        if not normed and stage > 0:
+            for p in plain.parameters():
+                p.grad = None if p.grad is None else p.grad.bfloat16().float()
+        reference.step()
+        ours = engine(batch(0, step)).float().square().mean()
+        torch.testing.assert_close(ours, loss, atol=1e-6, rtol=1e-6)
+        engine.backward(ours)
+        engine.step()
+    assert_same(engine, plain)
+    assert seen == [torch.bfloat16] * 3 and not torch.is_autocast_enabled("cpu")
+    assert engine.communication_data_type() == (None if normed or stage == 0 else "bf16")
+    assert engine.torch_autocast_enabled() and engine.torch_autocast_dtype() is torch.bfloat16
+    dtypes = {name: get_comm_dtype(p) for name, p in engine.module.named_parameters()}
+    assert dtypes.pop("0.weight") is (torch.float32 if normed else torch.bfloat16)
+    assert dtypes["1.0.weight" if normed else "2.bias"] is torch.bfloat16
+
+
+def test_the_block_torch_autocast_is_checked() -> None:
+    def made(**block: Any) -> deepspeed.DeepSpeedEngine:
+        return deepspeed.initialize(model=network(), config=config(1, torch_autocast=block))[0]
+
+    off = made(enabled=0, dtype="fp16")
+    assert off.torch_autocast_enabled() is False and off(batch()).dtype is torch.float32
+    assert off.torch_autocast_lower_precision_safe_modules()[0] == "torch.nn.modules.linear.Linear"
+    own = made(enabled=1, lower_precision_safe_modules=["torch.nn.LayerNorm"])
+    assert own(batch()).dtype is torch.bfloat16 and own.torch_autocast_dtype() is None
+    assert own.communication_data_type() is None and get_comm_dtype(own.module[0].weight) is torch.float32
+    wide = deepspeed.initialize(model=network(), config=config(1, communication_data_type="fp32", **AUTOCAST))[0]
+    assert wide.communication_data_type() == "fp32"
+    with pytest.raises(NotImplementedError, match="float16 is not built: .* Hint: .*bfloat16"):
+        made(enabled=True, dtype="half")
+    for wrong, expected in (
+        ({"enable": True}, "torch_autocast: got 'enable', expected an object with keys of enabled, dtype"),
+        ({"enabled": "yes"}, "torch_autocast.enabled: got 'yes', expected true or false"),
+        ({"enabled": True, "dtype": "fp32"}, "torch_autocast.dtype: got 'fp32', expected bfloat16"),
+        ({"lower_precision_safe_modules": "torch.nn.Linear"}, "got 'torch.nn.Linear', expected a list of names"),
+        ({"enabled": True, "lower_precision_safe_modules": ["torch.nn.Liner"]}, "cannot import torch.nn.Liner"),
+        ({"enabled": True, "lower_precision_safe_modules": ["Linear"]}, "cannot import Linear"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            made(**wrong)
 
 
 # ---- what frameworks save ----

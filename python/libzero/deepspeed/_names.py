@@ -27,7 +27,6 @@ _COMM = "the engine's traffic has no such backend. Hint: torch.distributed."
 _LOG = "collectives are not logged. Hint: engine.start_trace() of libzero."
 _BUFFERS = "activations are not split or packed. Hint: deepspeed.checkpointing.checkpoint()."
 _ONE_FORMAT = "there is one checkpoint format, which loads at every stage."
-_AUTOCAST = "there is no autocast of the engine. Hint: bf16 or fp16."
 _GROUPS = "groups are no process groups of torch. Hint: libzero.Mesh.of(config).group('tp')."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
@@ -147,8 +146,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "random_ltd_initialize set_custom_curriculum_learning_schedule set_data_post_process_func",
         (REFUSED, _STATES): "offload_states reload_states",
         (REFUSED, _ONE_FORMAT): "load_moe_state_dict load_universal_checkpoint",
-        (REFUSED, _AUTOCAST): "torch_autocast_dtype torch_autocast_enabled "
-        "torch_autocast_lower_precision_safe_modules",
         (REFUSED, _ZENFLOW): "zenflow_config",
         (REFUSED, "the batch is the configuration's. Hint: gradient_accumulation_steps."): "set_train_batch_size "
         "set_train_micro_batch_size",

@@ -31,6 +31,7 @@ __all__ = [
     "options_of",
     "read_config",
     "recipe_of",
+    "stage_of",
 ]
 
 DeepSpeedConfigError = ConfigError
@@ -303,6 +304,13 @@ def accumulates(config: Mapping[str, Any], world: int) -> bool:
     return isinstance(total, int) and isinstance(micro, int) and total > micro * data_parallel_ranks(config, world)
 
 
+def stage_of(config: Mapping[str, Any]) -> int:
+    """[local] The stage that the configuration asks for; 0 where it is wrong, which is an error later."""
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else zero
+    return stage if stage in (1, 2, 3) else 0
+
+
 def gathers_on_save(config: Mapping[str, Any]) -> bool:
     """[local] save_16bit_model() may gather stage 3's parameters."""
     return bool(_block(config, "zero_optimization").get(_GATHER_ON_SAVE, False))
@@ -319,6 +327,7 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
             f'Hint: write it in its block, {{"{key.split(".")[0]}": {{...}}}}.',
             ranks=[0],
         )
+    native.pop("torch_autocast", None)
     zero = native.get("zero_optimization")
     if isinstance(zero, dict):
         zero.pop(_GATHER_ON_SAVE, None)
@@ -346,7 +355,7 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
     if accumulates(native, world):
         # The engine here counts, so that set_gradient_accumulation_boundary() works.
         native["managed_gradient_accumulation"] = False
-    if isinstance(zero, dict) and zero.get("stage", 0) in (1, 2, 3):
+    if stage_of(native) > 0:
         native.setdefault("prescale_gradients", True)  # as ZeRO of DeepSpeed: it decides what overflows
     return native
 

@@ -36,11 +36,13 @@ from libzero.deepspeed.runtime.config import (
     native_config,
     options_of,
     recipe_of,
+    stage_of,
     tell_left_over,
     with_groups,
 )
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
+from libzero.deepspeed.runtime.torch_autocast import TorchAutocast
 from libzero.deepspeed.utils import groups
 from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
@@ -147,6 +149,7 @@ class DeepSpeedEngine(torch.nn.Module):
         if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(model_parameters if model_parameters is not None else model.parameters())
         native = native_config(config, comm.size)
+        self._autocast = TorchAutocast.of(config, self.device.type)
         if isinstance(lr_scheduler, EngineSchedule):
             lr_scheduler.hand_over()  # the optimizer has its own rates again, from which the engine's schedule begins
         updates, self._trains = self._updates_of(optimizer, model_parameters, native)
@@ -162,6 +165,8 @@ class DeepSpeedEngine(torch.nn.Module):
 
         if (recipe := recipe_of(native)) is not None:
             _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
+        if self._autocast.mark(compiled_from(self.module)) and stage_of(native) > 0:
+            native.setdefault("communication_data_type", "bf16")
         self._engine = Engine(self.module, options_of(native, config), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]
@@ -236,7 +241,8 @@ class DeepSpeedEngine(torch.nn.Module):
     # ---- training ----
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The model's forward. [collective] at stage 3."""
-        return self._engine(*inputs, **kwargs)
+        with self._autocast.around():
+            return self._engine(*inputs, **kwargs)
 
     def compile(
         self,
@@ -411,6 +417,18 @@ class DeepSpeedEngine(torch.nn.Module):
     def managed_gradient_accumulation(self) -> bool:
         """[local] step() counts micro-batches."""
         return self._managed
+
+    def torch_autocast_enabled(self) -> bool:
+        """[local] forward() runs under torch.autocast."""
+        return self._autocast.enabled
+
+    def torch_autocast_dtype(self) -> torch.dtype | None:
+        """[local] The block's dtype; None where it has none."""
+        return self._autocast.dtype
+
+    def torch_autocast_lower_precision_safe_modules(self) -> list[str]:
+        """[local] The classes of modules whose gradients may be reduced in this dtype."""
+        return list(self._autocast.names)
 
     def zero_optimization(self) -> bool:
         """[local] The stage is above 0."""
