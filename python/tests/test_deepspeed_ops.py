@@ -91,7 +91,7 @@ def test_an_optimizer_without_an_engine_updates_by_its_rule(name: str) -> None:
 
 def test_an_update_without_bias_correction() -> None:
     p = nn.Parameter(torch.tensor([1.0, -2.0]))
-    optimizer = DeepSpeedCPUAdam([p], lr=0.1, bias_correction=False, betas=(0.9, 0.99), eps=0.0)
+    optimizer = DeepSpeedCPUAdam([p], lr=0.1, bias_correction=False, betas=(0.9, 0.96), eps=0.0)
     p.grad = torch.tensor([3.0, -4.0])
 
     def closure() -> float:
@@ -100,8 +100,8 @@ def test_an_update_without_bias_correction() -> None:
 
     with torch.no_grad():
         assert optimizer.step(closure) == 7.0
-    # sqrt(0.01 g^2) = 0.1 |g|, so that a first step is 0.1 * 0.1 g / 0.1 |g|.
-    torch.testing.assert_close(p.detach(), torch.tensor([0.9, -1.9]))
+    # sqrt(0.04 g^2) = 0.2 |g|, so that a first step is 0.1 * 0.1 g / 0.2 |g|.
+    torch.testing.assert_close(p.detach(), torch.tensor([0.95, -1.95]))
     assert set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
