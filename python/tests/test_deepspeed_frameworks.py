@@ -142,6 +142,22 @@ def test_a_warm_up_without_a_rate_ends_at_each_groups_own() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.2])
 
 
+def test_what_programs_import_to_write_a_schedule() -> None:
+    names = vars(deepspeed.lr_schedules)
+    assert names["WARMUP_MAX_LR"] == "warmup_max_lr" and names["LR_RANGE_TEST_STEP_SIZE"] == "lr_range_test_step_size"
+    assert names["CYCLE_FIRST_STAIR_COUNT"] == "cycle_first_stair_count" and names["WARMUP_LINEAR_RATE"] == "linear"
+    for kind, key in (("WarmupDecayLR", "warmup_max_lr"), ("OneCycle", "cycle_max_lr")):
+        assert deepspeed.lr_schedules.get_lr_from_config({"type": kind, "params": {key: 0.5}}) == (0.5, "")
+    for block in ({"params": {}}, {"type": "OneCycle"}, {"type": "None", "params": {}},
+                  {"type": "WarmupCosineLR", "params": {}}):  # fmt: skip
+        rate, why = deepspeed.lr_schedules.get_lr_from_config(block)
+        assert rate is None and why
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=torch.tensor(0.1))
+    held = optimizer.param_groups[0]["lr"]
+    assert deepspeed.lr_schedules.update_lr(optimizer.param_groups, [0.5])[0] is held and held == 0.5
+    assert deepspeed.lr_schedules.get_torch_optimizer(optimizer) is optimizer
+
+
 def test_numbers_that_no_schedule_has_are_refused() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     for bad in (-5, 0, 2.5, "four"):

@@ -21,11 +21,19 @@ LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR = "LRRangeTest", "OneCycle", "WarmupLR"
 WARMUP_DECAY_LR, WARMUP_COSINE_LR = "WarmupDecayLR", "WarmupCosineLR"
 VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
 
-__all__ = [*VALID_LR_SCHEDULES, "VALID_LR_SCHEDULES", "EngineSchedule", "schedule_class"]
+__all__ = [
+    *VALID_LR_SCHEDULES,
+    "VALID_LR_SCHEDULES",
+    "EngineSchedule",
+    "get_lr_from_config",
+    "get_torch_optimizer",
+    "schedule_class",
+    "update_lr",
+]
 
 PerGroup: TypeAlias = float | Sequence[float]
 
-_LOG, _LINEAR = "log", "linear"
+WARMUP_LOG_RATE, WARMUP_LINEAR_RATE = _LOG, _LINEAR = "log", "linear"
 _BETA2 = 0.99
 """The second beta that OneCycle sets together with the first, as in DeepSpeed."""
 
@@ -38,8 +46,15 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
         group["lr"] = rate
 
 
-def _optimizer_of(optimizer: Any) -> torch.optim.Optimizer:
-    """It, or the optimizer that a wrapper holds."""
+def update_lr(param_groups: list[dict[str, Any]], lrs: Sequence[float]) -> list[Any]:
+    """[local] Sets the rates of groups; returns what they have then, the tensors themselves."""
+    for group, rate in zip(param_groups, lrs, strict=True):
+        _set_rate(group, rate)
+    return [group["lr"] for group in param_groups]
+
+
+def get_torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """[local] It, or the optimizer that a wrapper holds. TypeError for another object."""
     for each in (optimizer, vars(optimizer).get("optimizer") if hasattr(optimizer, "__dict__") else None):
         if isinstance(each, torch.optim.Optimizer):
             return each
@@ -68,7 +83,7 @@ class EngineSchedule:
 
     def _begin(self, optimizer: Any, given: dict[str, Any], last_batch_iteration: int) -> None:
         """given: the parameters by name; those of None are as if not given."""
-        self.optimizer = _optimizer_of(optimizer)
+        self.optimizer = get_torch_optimizer(optimizer)
         kept = {name: value for name, value in given.items() if name in self.names and value is not None}
         defaults = inspect.signature(type(self).__init__).parameters
         self.params = {name: value for name, value in kept.items() if value != defaults[name].default}
@@ -82,7 +97,7 @@ class EngineSchedule:
     def _start(self) -> None:
         """The first rate, where the schedule starts from the beginning."""
         if self.last_batch_iteration == -1:
-            self._set(self._rates())
+            update_lr(self._groups, self._rates())
         self._last_lr = self._shown()
 
     @property
@@ -91,10 +106,6 @@ class EngineSchedule:
 
     def _shown(self) -> list[Any]:
         return [group["lr"] for group in self._groups]
-
-    def _set(self, rates: list[float]) -> None:
-        for group, rate in zip(self._groups, rates, strict=True):
-            _set_rate(group, rate)
 
     def _per_group(self, name: str, value: PerGroup) -> list[float]:
         if isinstance(value, Sequence):
@@ -158,8 +169,7 @@ class EngineSchedule:
             self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
         )
         if not self.owned:
-            self._set(self._rates())
-            self._last_lr = self._shown()
+            self._last_lr = update_lr(self._groups, self._rates())
 
     def state_dict(self) -> dict[str, Any]:
         """Its place, by DeepSpeed's name."""
@@ -435,5 +445,20 @@ def schedule_class(name: str) -> type[EngineSchedule]:
         raise ValueError(f"scheduler.type: got {name!r}, expected one of {', '.join(VALID_LR_SCHEDULES)}")
     return EngineSchedule.by_name[name]
 
+
+def get_lr_from_config(config: dict[str, Any]) -> tuple[PerGroup | None, str]:
+    """[local] The highest rate that a block "scheduler" names, or None and why there is none."""
+    if "type" not in config or "params" not in config:
+        return None, f"the block scheduler has no {'params' if 'type' in config else 'type'}"
+    names = {LR_RANGE_TEST: "lr_range_test_min_lr", ONE_CYCLE: "cycle_max_lr"}
+    names.update({WARMUP_LR: "warmup_max_lr", WARMUP_DECAY_LR: "warmup_max_lr"})
+    if config["type"] not in names:
+        known = config["type"] == WARMUP_COSINE_LR
+        return None, f"{config['type']} " + ("begins from the optimizer's rates" if known else "is not a schedule")
+    return config["params"][names[config["type"]]], ""
+
+
+globals().update({name.upper(): name for made in EngineSchedule.by_name.values() for name in made.names})
+# DeepSpeed's constants for the parameters: WARMUP_MAX_LR is "warmup_max_lr".
 
 __getattr__ = module_getattr("deepspeed.runtime.lr_schedules")
