@@ -57,7 +57,8 @@ def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[st
     theirs = RECORD[case]
     if case == "checkpoint":  # DeepSpeed's stage 3 keeps its shards, and with them its old weights
         theirs["3"]["weights only"] = theirs["2"]["weights only"]
-    compare(observed[case], theirs, case)
+    # DeepSpeed reduces gradients of linear layers in bf16 there, and the engine all of them in fp32.
+    compare(observed[case], theirs, case, 2e-3 if case == "autocast_of_some" else 1e-4)
 
 
 PORTS = """

@@ -165,8 +165,9 @@ class DeepSpeedEngine(torch.nn.Module):
 
         if (recipe := recipe_of(native)) is not None:
             _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
-        if self._autocast.mark(compiled_from(self.module)) and stage_of(native) > 0:
-            native.setdefault("communication_data_type", "bf16")
+        self._autocast.mark(compiled_from(self.module))
+        if stage_of(native) > 0 and "communication_data_type" not in native:
+            native.update(self._autocast.communication(compiled_from(self.module)))
         self._engine = Engine(self.module, options_of(native, config), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]

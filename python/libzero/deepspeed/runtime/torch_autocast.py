@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
 
 __all__ = [
@@ -105,11 +106,11 @@ class TorchAutocast:
         with torch.autocast(self.device, self.dtype):
             yield
 
-    def mark(self, model: torch.nn.Module) -> bool:
-        """[local] Notes the parameters whose gradients may be reduced in the dtype. True: no others train."""
+    def mark(self, model: torch.nn.Module) -> None:
+        """[local] Notes the parameters whose gradients may be reduced in the dtype."""
         global _latest
         if not self.enabled:
-            return False
+            return
         _latest = self.dtype or torch.get_autocast_dtype(self.device)
         safe = {id(p) for m in model.modules() if type(m) in self.classes for p in m.parameters(recurse=False)}
         for p in model.parameters():
@@ -117,7 +118,18 @@ class TorchAutocast:
                 setattr(p, _MARK, _latest)
             elif hasattr(p, _MARK):  # by another engine
                 delattr(p, _MARK)
-        return all(id(p) in safe for p in model.parameters() if p.requires_grad)
+
+    def communication(self, model: torch.nn.Module) -> dict[str, str]:
+        """[local] Its key of the configuration, after mark(): the engine has one dtype for all gradients."""
+        others = sum(not has_comm_dtype(p) for p in model.parameters() if p.requires_grad)
+        if not self.enabled or others == 0:
+            return {"communication_data_type": "bf16"} if self.enabled else {}
+        log_dist(
+            f"torch_autocast: gradients are reduced in fp32, because {others} parameters are not of "
+            'lower_precision_safe_modules. Hint: "communication_data_type": "bf16" reduces all of them in bf16.',
+            ranks=[0],
+        )
+        return {}
 
 
 def _refuse(where: str, got: Any, expected: str) -> None:
