@@ -1,12 +1,14 @@
 """Programs written for DeepSpeed run over libzero, with what DeepSpeed itself was seen to do."""
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import libzero
 import libzero.deepspeed as deepspeed
 from libzero import _program
 from libzero.deepspeed import _names, run
+from libzero.deepspeed._refuse import Refused, listed
 from libzero.deepspeed.runtime.engine import _VALUES
 from libzero.deepspeed.runtime.lr_schedules import WarmupLR
 from libzero.deepspeed.utils import zero_to_fp32
@@ -184,26 +187,71 @@ def test_every_name_is_built_or_refused_by_name(engine: deepspeed.DeepSpeedEngin
         place = engine if owner == "DeepSpeedEngine" else owner_of(owner)
         found = _names.reason(owner, name)
         if found is None:
-            assert hasattr(place, name), f"{full} is neither built nor refused"
-        elif name in vars(place):  # a function that programs import and may never call
-            function = getattr(place, name)
-            with pytest.raises(NotImplementedError, match=rf"{full} is {found[0]}"):
-                function(*[None] * len(inspect.signature(function).parameters))
-        else:
+            assert not isinstance(getattr(place, name), Refused), f"{full} is neither built nor refused"
+        elif place is engine:
             with pytest.raises(AttributeError, match=rf"{full} is {found[0]}: .*\."):
                 getattr(place, name)
             assert not hasattr(place, name)
+        elif not isinstance(value := getattr(place, name), types.ModuleType):  # a module has names that refuse
+            arguments = [] if isinstance(value, Refused) else [None] * len(inspect.signature(value).parameters)
+            with pytest.raises(NotImplementedError, match=rf"{full} is {found[0]}: .*\."):
+                value(*arguments)
 
 
-def test_a_refused_name_is_refused_by_import_too() -> None:
-    with pytest.raises(ImportError, match=r"^deepspeed\.PipelineModule is not built: .*\.$"):
-        from libzero.deepspeed import PipelineModule  # noqa: F401
+def test_every_module_and_name_can_be_imported() -> None:
+    """DeepSpeed's modules by their full names. What is not built refuses when it is called, in words."""
+    refused = 0
+    for inside, theirs in listed().items():
+        module = importlib.import_module(f"libzero.deepspeed.{inside}".strip("."))
+        for name, how in theirs.names.items():
+            value = getattr(module, name)
+            refused += isinstance(value, Refused)
+            assert not how.startswith("=") or repr(value) == how[1:], f"{inside}.{name}"
+    assert refused > 500
+    for path in ("pipe.PipelineModule", "runtime.hybrid_engine.DeepSpeedHybridEngine", "inference.engine"):
+        assert functools.reduce(getattr, path.split("."), deepspeed), path  # found without an import of the module
+
+
+def test_a_refused_name_is_a_class_that_nothing_is_made_of() -> None:
+    from libzero.deepspeed import PipelineEngine, PipelineModule
+
+    class Mine(PipelineModule):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__(layers=[])
+
+    for make in (Mine, PipelineModule):
+        with pytest.raises(NotImplementedError, match=r"PipelineModule is not built: .* Hint: .*\.$"):
+            make()
+    with pytest.raises(AttributeError, match=r"^Mine.apply: .*PipelineModule is not built"):
+        Mine.apply  # noqa: B018
+    assert not isinstance(network(), PipelineModule) and not issubclass(torch.nn.Module, PipelineEngine)
     with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
         from libzero.deepspeed import no_such_name  # noqa: F401
-    assert not hasattr(deepspeed, "PipelineModule") and getattr(deepspeed, "PipelineModule", 7) == 7
+    assert not hasattr(deepspeed, "no_such_name") and getattr(deepspeed.pipe, "no_such_name", 7) == 7
     scope: dict[str, Any] = {}
     exec("from libzero.deepspeed import *", scope)  # asks for __all__ only
     assert scope["initialize"] is deepspeed.initialize
+
+
+def test_what_is_built_is_said_where_programs_ask() -> None:
+    from libzero.deepspeed.git_version_info import installed_ops
+    from libzero.deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder, OpBuilder
+    from libzero.deepspeed.ops.op_builder.all_ops import ALL_OPS
+    from libzero.deepspeed.utils import instrument_w_nvtx
+    from libzero.deepspeed.utils.torch import required_torch_version
+
+    # As DeepSpeed records without its sources, and on a CPU without the library of asynchronous IO.
+    assert (deepspeed.__git_hash__, deepspeed.__git_branch__) == ("unknown", "unknown")
+    assert deepspeed.ops.__compatible_ops__[CPUAdamBuilder.NAME] and not installed_ops[AsyncIOBuilder.NAME]
+    assert issubclass(CPUAdamBuilder, OpBuilder) and CPUAdamBuilder().is_compatible()
+    assert ALL_OPS["fused_adam"].absolute_name() == "deepspeed.ops.fused_adam"
+    with pytest.raises(NotImplementedError, match=r"CPUAdamBuilder.load\(\) is not built: .* Hint: deepspeed.ops"):
+        CPUAdamBuilder().load()
+    assert required_torch_version(min_version=2.0) and required_torch_version(min_version="2.0", max_version="99")
+    assert not required_torch_version(min_version="99.1") and not required_torch_version(max_version=1.13)
+    with pytest.raises(AssertionError, match="got neither min_version nor max_version"):
+        required_torch_version()
+    assert instrument_w_nvtx(network)()[0].in_features == network()[0].in_features
 
 
 def test_the_page_is_that_of_the_table() -> None:
@@ -238,13 +286,16 @@ def test_the_name_deepspeed_is_only_taken_by_the_runner(programs: Programs) -> N
         assert deepspeed.runtime.zero.stage3 is libzero.deepspeed.runtime.zero.stage3
         assert deepspeed.runtime.zero.stage3.__spec__.name == "libzero.deepspeed.runtime.zero.stage3"
         assert deepspeed.__version__ == importlib.metadata.version("deepspeed")
+        from deepspeed.pipe import PipelineModule
+        import deepspeed.runtime.pipe.topology as topology
+        assert topology is libzero.deepspeed.runtime.pipe.topology
         try:
-            from deepspeed.pipe import PipelineModule
+            import deepspeed.pipeline
         except ModuleNotFoundError as refusal:
             print("before:", before, refusal)
         importlib.metadata.version("torch")
     """)
-    assert "before: None deepspeed.pipe is not built: there is no pipeline" in out
+    assert "before: None deepspeed.pipeline is not a module of libzero.deepspeed. Hint: docs/" in out
 
 
 def test_options_of_deepspeeds_launcher_are_left_to_zero_run(

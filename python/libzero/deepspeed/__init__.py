@@ -3,7 +3,8 @@
     engine, optimizer, loader, scheduler = deepspeed.initialize(model=model, config="ds_config.json")
 
 `python -m libzero.deepspeed.run script.py` puts it under the name `deepspeed`, so that a program runs without an edit.
-docs/deepspeed-compatibility.md lists the names. One that is not built is an AttributeError that says what to use.
+docs/deepspeed-compatibility.md lists the names. One that is not built can be imported; its call is an error that says
+what to use.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from libzero.deepspeed import _names, accelerator, checkpoint, comm, moe, monito
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.comm import TORCH_DISTRIBUTED_DEFAULT_PORT, init_distributed
+from libzero.deepspeed.git_version_info import git_branch, git_hash
 from libzero.deepspeed.runtime import lr_schedules, zero
 from libzero.deepspeed.runtime.activation_checkpointing import checkpointing
 from libzero.deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ModelParameters
@@ -33,6 +35,7 @@ from libzero.deepspeed.utils import OnDevice, log_dist, logger
 from libzero.errors import ConfigError
 
 __version__ = version = _names.VERSION
+__git_hash__, __git_branch__ = git_hash, git_branch
 __version_major__, __version_minor__, __version_patch__ = (int(part) for part in version.split("."))
 
 __all__ = [

@@ -1,4 +1,7 @@
-"""Names of DeepSpeed that are not here, with the reason. docs/deepspeed-compatibility.md is written from this table."""
+"""Names of DeepSpeed that are not built, with the reason, and those that are another name of ours.
+
+docs/deepspeed-compatibility.md is written from the table; _refuse.py makes what a program gets for such a name.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +54,12 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _FLOPS): "profiling",
         (REFUSED, "checkpoints go to folders. Hint: engine.save_checkpoint()."): "datastates io",
         (REFUSED, "the engine reads the configuration. Hint: libzero.Options(config)."): "DeepSpeedConfig",
-        (MEANINGLESS, _IMPORTED): "Optimizer",
-        (MEANINGLESS, _CONSTANT): "constants",
-        (MEANINGLESS, "it says how DeepSpeed was built."): "git_branch git_hash git_version_info "
-        "git_version_info_installed",
-        (MEANINGLESS, "it is None in DeepSpeed until an engine is made. Hint: deepspeed.comm."): "dist",
+        (MEANINGLESS, "it says how DeepSpeed was built."): "git_version_info_installed",
     },
     "deepspeed.zero": {
         (MEANINGLESS, _INSIDE): "DeepSpeedTensorOverride DeepSpeedZeRoOffload parameter_offload "
         "partitioned_param_coordinator partitioned_param_profiler offload_states utils",
-        (MEANINGLESS, _CONSTANT): "config leaf_module_config offload_config",
+        (MEANINGLESS, _CONSTANT): "leaf_module_config offload_config",
         (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
@@ -73,11 +72,9 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (MEANINGLESS, _INSIDE): "DeprecatedException exceptions fragment_address get_full_hp_grad get_full_hp_param "
         "get_hp_fragment_mapping lazy_init_hp_params_optimizer_state link_hp_params map_to_flat_opt_states "
         "mixed_precision_linkage module_utils pin_memory_tracker recursive_getattr recursive_setattr "
-        "set_full_hp_grad set_full_hp_param torch types",
+        "set_full_hp_grad set_full_hp_param types",
         (MEANINGLESS, _CONSTANT): "config",
-        (MEANINGLESS, _IMPORTED): "dist",
         (REFUSED, _LOG): "comms_logging get_caller_func",
-        (REFUSED, "ranges are the engine's. Hint: torch.profiler."): "instrument_w_nvtx nvtx",
         (REFUSED, "`zero run --bind-cores-to-rank` pins ranks."): "get_numactl_cmd numa",
         (REFUSED, "Hint: engine.times() of libzero."): "timer",
     },
@@ -86,9 +83,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "contiguous_size_buffers copy_to_device data_offsets deepspeed_checkpointing_enabled detach_variable "
         "extract_tensors is_activation_to_checkpoint merge_tensors move_to_device num_layers set_num_layers "
         "size_offsets timers FORWARD_GLOBAL_TIMER",
-        (MEANINGLESS, _IMPORTED): "DeepSpeedConfig compiler dist get_accelerator logger",
-        (MEANINGLESS, _CONSTANT): "CONTIGUOUS_CHECKPOINTING CPU_CHECKPOINT PARTITION_ACTIVATIONS PROFILE_TIME "
-        "SYNCHRONIZE",
+        (MEANINGLESS, _IMPORTED): "DeepSpeedConfig compiler",
         (REFUSED, _BUFFERS): "gather_partitioned_activations get_cpu_activations_for_backward "
         "get_offloaded_activations_for_backward get_partition_size get_partition_start "
         "get_partitioned_activations_for_backward partition_activations partition_activations_in_checkpoint "
@@ -98,27 +93,21 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
     },
     "deepspeed.moe.layer": {
         (REFUSED, _MOE): "Experts MOELayer TopKGate",
-        (MEANINGLESS, _IMPORTED): "groups log_dist",
     },
-    "deepspeed.moe.utils": {(MEANINGLESS, _IMPORTED): "defaultdict"},
     "deepspeed.comm": {
         (REFUSED, _LOG): "CommsLogger comms_logger configure get_caller_func get_comm_operation_count "
         "get_debug_log_name get_default_args get_logged_comm_ops get_msg_size_from_args get_tensor_kwarg "
         "get_tensor_position has_comm_data log_summary reset_log timed_op timer timer_summary timers",
-        (MEANINGLESS, _CONSTANT): "COMMS_LOGGER COMMS_LOGGER_DEBUG COMMS_LOGGER_DEBUG_DEFAULT COMMS_LOGGER_ENABLED "
-        "COMMS_LOGGER_ENABLED_DEFAULT COMMS_LOGGER_FORMAT COMMS_LOGGER_PROF_ALL COMMS_LOGGER_PROF_ALL_DEFAULT "
-        "COMMS_LOGGER_PROF_OPS COMMS_LOGGER_PROF_OPS_DEFAULT COMMS_LOGGER_VERBOSE COMMS_LOGGER_VERBOSE_DEFAULT "
-        "config constants",
-        (REFUSED, _COMM): "CCLBackend CCL_BACKEND GLOO_BACKEND HCCL_BACKEND MPI_BACKEND NCCL_BACKEND SCCL_BACKEND "
-        "TorchBackend all_gather_coalesced all_reduce_coalesced backend ccl ccl_backend cdb hccl_backend mpi_backend "
+        (MEANINGLESS, _CONSTANT): "COMMS_LOGGER_FORMAT COMMS_LOGGER_PROF_OPS_DEFAULT config",
+        (REFUSED, _COMM): "CCLBackend TorchBackend all_gather_coalesced all_reduce_coalesced backend ccl ccl_backend "
+        "cdb hccl_backend mpi_backend "
         "nccl_backend init_deepspeed_backend set_backend has_all_reduce_coalesced has_coalescing_manager "
         "enable_symm_mem_for_group",
         (REFUSED, "device meshes are not built. Hint: new_group()."): "initialize_mesh_device",
-        (REFUSED, _LAUNCHERS): "DEFAULT_AML_MASTER_PORT "
-        "DEFAULT_AML_NCCL_SOCKET_IFNAME get_local_rank_from_launcher get_world_rank_from_launcher "
+        (REFUSED, _LAUNCHERS): "get_local_rank_from_launcher get_world_rank_from_launcher "
         "get_world_size_from_launcher in_aml in_aws_sm in_dlts mpi_discovery patch_aml_env_for_torch_nccl_backend "
         "patch_aws_sm_env_for_torch_nccl_backend",
-        (MEANINGLESS, _IMPORTED): "GradBucket TYPE_CHECKING get_accelerator pg_utils reduce_op utils",
+        (MEANINGLESS, _IMPORTED): "GradBucket TYPE_CHECKING pg_utils reduce_op",
     },
     "deepspeed.ops.adam": {
         (REFUSED, _ZENFLOW): "ZenFlowCPUAdam ZenFlowSelectiveAdamW ZenFlowSelectiveAdamW_stage3 zenflow_cpu_adam "
@@ -174,6 +163,64 @@ _TABLE["deepspeed.utils.groups"] = {
 }
 _TABLE["deepspeed.runtime"] = {(REFUSED, "docs/deepspeed-compatibility.md lists its modules."): "pipe hybrid_engine"}
 
+SHORT = {"zero": "runtime.zero", "checkpointing": "runtime.activation_checkpointing.checkpointing"}
+"""Attributes of the package that name modules within it."""
+
+ALIASES = {
+    "Optimizer": "torch.optim:Optimizer",
+    "dist": "libzero.deepspeed.comm",
+    "utils.dist": "libzero.deepspeed.comm",
+    "utils.logger": "libzero.deepspeed.utils.logging:logger",
+    "moe.layer.groups": "libzero.deepspeed.utils.groups",
+    "moe.layer.log_dist": "libzero.deepspeed.utils:log_dist",
+    "moe.utils.defaultdict": "collections:defaultdict",
+    "ops.op_builder.all_ops.ALL_OPS": "libzero.deepspeed.ops.op_builder:ALL_OPS",
+    "ops.op_builder.builder.OpBuilder": "libzero.deepspeed.ops.op_builder:OpBuilder",
+    "comm.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
+    "runtime.activation_checkpointing.checkpointing.dist": "libzero.deepspeed.comm",
+    "runtime.activation_checkpointing.checkpointing.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
+    "runtime.activation_checkpointing.checkpointing.logger": "libzero.deepspeed.utils.logging:logger",
+}
+"""Names that are others: within deepspeed, and MODULE:NAME or a module."""
+
+_AREAS = {
+    "autotuning": _TUNE,
+    "checkpoint": _ONE_FORMAT,
+    "comm": _COMM,
+    "compile": _COMPILE,
+    "compression": "layers are not compressed. Hint: quantization of torch.",
+    "datastates": "checkpoints go to folders. Hint: engine.save_checkpoint().",
+    "inference": _INFERENCE,
+    "io": "checkpoints go to folders. Hint: engine.save_checkpoint().",
+    "launcher": _LAUNCHERS,
+    "linear": "adapters and quantized weights are the model's. Hint: peft; its layers train.",
+    "model_implementations": _INFERENCE,
+    "module_inject": _TENSOR,
+    "moe": _MOE,
+    "ops": "it is a kernel of DeepSpeed. Hint: the operators of torch; the engine has its own for updates.",
+    "ops.transformer": _TRANSFORMER,
+    "pipe": _PIPELINE,
+    "profiling": _FLOPS,
+    "runtime.comm": _COMM,
+    "runtime.compiler": _COMPILE,
+    "runtime.data_pipeline": _DATA,
+    "runtime.domino": _TENSOR,
+    "runtime.hybrid_engine": _INFERENCE,
+    "runtime.hybrid_engine_graph": _INFERENCE,
+    "runtime.pipe": _PIPELINE,
+    "runtime.rollout": _INFERENCE,
+    "runtime.sequence_parallel": "sequences are the configuration's to cut. Hint: docs/parallelism.md.",
+    "runtime.sparse_tensor": _SPARSE,
+    "runtime.superoffload": _ZENFLOW,
+    "runtime.tensor_parallel": _TENSOR,
+    "runtime.torch_autocast": _AUTOCAST,
+    "runtime.zenflow": _ZENFLOW,
+    "runtime.zero.linear": _LINEAR,
+    "runtime.zero.muon": _MUON,
+    "sequence": "sequences are the configuration's to cut. Hint: docs/parallelism.md.",
+    "utils.numa": "`zero run --bind-cores-to-rank` pins ranks.",
+}
+
 _REASONS = {
     (owner, name): reason
     for owner, reasons in _TABLE.items()
@@ -185,3 +232,12 @@ _REASONS = {
 def reason(owner: str, name: str) -> tuple[str, str] | None:
     """REFUSED or MEANINGLESS, and why; None for a name that is built or that DeepSpeed has not."""
     return _REASONS.get((owner, name))
+
+
+def area_reason(module: str) -> tuple[str, str]:
+    """The same for any name of a module, by the part of DeepSpeed that it belongs to."""
+    words = module.split(".")
+    for count in range(len(words), 0, -1):
+        if ".".join(words[:count]) in _AREAS:
+            return REFUSED, _AREAS[".".join(words[:count])]
+    return REFUSED, _INSIDE

@@ -1,21 +1,74 @@
-"""How a name that is not built is refused: an AttributeError that names it and says what to use."""
+"""Names of DeepSpeed that are not built: they can be imported, and refuse in words when they are called.
+
+_theirs.py lists DeepSpeed's modules and names, _names.py says of those that are not built why, and what to use. From
+these lists a module's `__getattr__` and a finder of modules make what no file of this package defines, so that a program
+which only imports a name, or asks isinstance() of it, runs.
+"""
 
 from __future__ import annotations
 
-import dis
+import ast
+import functools
+import importlib
+import importlib.abc
+import importlib.machinery
 import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
+from abc import ABCMeta
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NoReturn
 
-from libzero.deepspeed import _names
+from libzero.deepspeed import _names, _theirs
 
-_IMPORT_FROM = dis.opmap["IMPORT_FROM"]
+_OURS, _THEIRS = "libzero.deepspeed", "deepspeed"
+
+
+class Listed:
+    """A module of DeepSpeed: names, each with "", "=VALUE" or the module it is imported from; modules of `import *`."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.stars: list[str] = []
+
+    def add(self, words: Sequence[str]) -> None:
+        """The words of one entry: `NAME NAME=VALUE ...` or `< MODULE: NAME ...`."""
+        source = words[1].rstrip(":") if words[0] == "<" else ""
+        for word in words[2:] if source else words:
+            name, equals, value = word.partition("=")
+            if word == "*":
+                self.stars.append(source)
+            else:
+                self.names[name] = source or equals + value
+
+
+@functools.cache
+def listed() -> dict[str, Listed]:
+    """DeepSpeed's modules by their names within the package, which is "" itself."""
+    modules: dict[str, Listed] = {}
+    for part in ("\n" + _theirs.TEXT.strip("\n")).replace("\n" + " " * 8, " ").replace("\n    ", "\t").split("\n"):
+        name, *entries = part.split("\t")
+        modules[name.strip(".")] = module = Listed()
+        for entry in entries:
+            module.add(entry.split())
+    return modules
+
+
+def _inside(owner: str) -> str:
+    """The name within deepspeed. Pages and programs know some modules by short ones."""
+    name = owner.removeprefix(_THEIRS).strip(".")
+    return _names.SHORT.get(name, name)
+
+
+def _is_listed(owner: str, name: str) -> bool:
+    module = listed().get(_inside(owner))
+    return module is not None and name in module.names
 
 
 def refusal(owner: str, name: str) -> str:
     """The text for `owner`.`name`."""
     found = _names.reason(owner, name)
+    if found is None and _is_listed(owner, name):
+        found = _names.area_reason(_inside(owner))
     if found is not None:
         kind, reason = found
         return f"{owner}.{name} is {kind}: {reason}"
@@ -25,21 +78,82 @@ def refusal(owner: str, name: str) -> str:
     )
 
 
-def _imports(frame: FrameType) -> bool:
-    """Whether the frame is at `from module import name`."""
-    return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM
+class Refused(ABCMeta):
+    """The class of names that are not built, and of a program's subclasses of them: nothing can be made of one."""
+
+    refusal: str
+
+    def __call__(cls, *arguments: Any, **named: Any) -> NoReturn:
+        raise NotImplementedError(cls.refusal)
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(f"type object {cls.__name__!r} has no attribute {name!r}")
+        raise AttributeError(f"{cls.__name__}.{name}: {cls.refusal}")
 
 
-def module_getattr(owner: str) -> Callable[[str], NoReturn]:
-    """The `__getattr__` of a module that stands for `owner`."""
+@functools.cache
+def refused(owner: str, name: str) -> Refused:
+    """A class that stands for `owner`.`name`: nothing is an instance of it, and a call is a NotImplementedError."""
+    text = refusal(owner, name)
+    return Refused(name, (), {"__doc__": text, "__module__": owner, "refusal": text})
 
-    def look_up(name: str) -> NoReturn:
+
+def _find(owner: str, name: str) -> Any:
+    inside = _inside(owner)
+    path = f"{inside}.{name}".strip(".")
+    alias = _names.ALIASES.get(path)
+    if alias is not None:
+        module, _, attribute = alias.partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, attribute) if attribute else found
+    if path in listed():
+        return importlib.import_module(f"{_OURS}.{path}")
+    theirs = listed().get(inside, Listed())
+    how = theirs.names.get(name, "")
+    if how.startswith("="):
+        return ast.literal_eval(how[1:])
+    if how and _names.reason(owner, name) is None:
+        return getattr(importlib.import_module(f"{_OURS}.{how}"), name)
+    if _is_listed(owner, name) or _names.reason(owner, name) is not None:
+        return refused(owner, name)
+    for star in theirs.stars:
+        source = importlib.import_module(f"{_OURS}.{star}")
+        if hasattr(source, name):
+            return getattr(source, name)
+    raise AttributeError(refusal(owner, name))
+
+
+def module_getattr(owner: str) -> Callable[[str], Any]:
+    """The `__getattr__` of a module that stands for `owner`: names that its file does not define.
+
+    A module or constant of DeepSpeed as it is, another name a class that refuses to be called. AttributeError for what
+    DeepSpeed has not.
+    """
+
+    def look_up(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {owner!r} has no attribute {name!r}")
-        # `from module import name` would replace an AttributeError by "cannot import name". Of a name that is not known
-        # it first looks for a module that is being imported.
-        if _names.reason(owner, name) is not None and _imports(sys._getframe(1)):
-            raise ImportError(refusal(owner, name), name=owner)
-        raise AttributeError(refusal(owner, name))
+        return _find(owner, name)
 
     return look_up
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes the modules of DeepSpeed of which this package has no file; it is asked last."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(_OURS + ".") or fullname.removeprefix(_OURS + ".") not in listed():
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        inside = module.__name__.removeprefix(_OURS + ".")
+        module.__doc__ = f"{_THEIRS}.{inside}: names that can be imported. Those that are not built refuse to be called."
+        module.__dict__["__getattr__"] = module_getattr(f"{_THEIRS}.{inside}")
+
+
+if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    sys.meta_path.append(_Finder())

@@ -46,11 +46,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         ours = _OURS + fullname[len(_THEIRS) :]
         found = importlib.util.find_spec(ours)
         if found is None:
-            owner, _, name = fullname.rpartition(".")
-            known = _names.reason(owner, name) or _names.reason(_THEIRS, fullname.split(".")[1])
-            why = f"{known[0]}: {known[1]}" if known else "not a module of libzero.deepspeed."
             raise ModuleNotFoundError(
-                f"{fullname} is {why} Hint: docs/deepspeed-compatibility.md lists what there is.", name=fullname
+                f"{fullname} is not a module of libzero.deepspeed. "
+                f"Hint: docs/deepspeed-compatibility.md lists what there is; it mirrors DeepSpeed {_names.VERSION}.",
+                name=fullname,
             )
         spec = importlib.machinery.ModuleSpec(fullname, _Loader(ours), origin=found.origin)
         if found.submodule_search_locations is not None:

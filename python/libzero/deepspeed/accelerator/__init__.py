@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from libzero.deepspeed._refuse import refusal
+from libzero.deepspeed._refuse import module_getattr, refusal
 
 __all__ = ["Accelerator", "get_accelerator", "is_current_accelerator_supported"]
 
@@ -164,3 +164,6 @@ def get_accelerator() -> Accelerator:
 def is_current_accelerator_supported() -> bool:
     """[local] True."""
     return True
+
+
+__getattr__ = module_getattr("deepspeed.accelerator")

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from libzero.deepspeed._refuse import module_getattr
+
 __all__ = ["clone_tensors_for_torch_save"]
 
 
@@ -21,3 +23,6 @@ def clone_tensors_for_torch_save(item: Any, device: torch.device | str = "cpu") 
     if isinstance(item, dict):
         return type(item)({key: clone_tensors_for_torch_save(each, device) for key, each in item.items()})
     return item
+
+
+__getattr__ = module_getattr("deepspeed.checkpoint.utils")

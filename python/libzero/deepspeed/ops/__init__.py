@@ -161,8 +161,10 @@ class SubgroupOptimizer(EngineOptimizer):
         raise NotImplementedError
 
 
-from libzero.deepspeed.ops import adagrad, adam, lion  # noqa: E402
+from libzero.deepspeed.ops import adagrad, adam, lion, op_builder  # noqa: E402
 
-__all__ = ["EngineOptimizer", "Params", "adagrad", "adam", "lion"]
+__all__ = ["EngineOptimizer", "Params", "adagrad", "adam", "lion", "op_builder"]
+
+__compatible_ops__ = op_builder.compatible()
 
 __getattr__ = module_getattr("deepspeed.ops")

@@ -8,6 +8,7 @@ from libzero.deepspeed.utils import (
     groups,
     init_on_device,
     logging,
+    nvtx,
     tensor_fragment,
     z3_leaf_module as _leaf,
     zero_to_fp32,
@@ -15,6 +16,7 @@ from libzero.deepspeed.utils import (
 from libzero.deepspeed.utils.groups import *
 from libzero.deepspeed.utils.init_on_device import OnDevice
 from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger, set_log_level_from_string
+from libzero.deepspeed.utils.nvtx import instrument_w_nvtx
 from libzero.deepspeed.utils.tensor_fragment import *
 from libzero.deepspeed.utils.z3_leaf_module import (
     get_z3_leaf_modules,
@@ -33,10 +35,12 @@ __all__ = [
     "get_z3_leaf_modules",
     "groups",
     "init_on_device",
+    "instrument_w_nvtx",
     "log_dist",
     "log_dist_once",
     "logger",
     "logging",
+    "nvtx",
     "set_log_level_from_string",
     "set_z3_leaf_module",
     "set_z3_leaf_modules",

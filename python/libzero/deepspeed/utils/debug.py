@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.utils.logging import logger
 
@@ -26,3 +27,6 @@ def see_memory_usage(message: str, force: bool = False) -> None:
         accelerator.memory_allocated() / 2**30,
         accelerator.max_memory_allocated() / 2**30,
     )
+
+
+__getattr__ = module_getattr("deepspeed.utils.debug")

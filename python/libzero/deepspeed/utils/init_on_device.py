@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from libzero.deepspeed._refuse import module_getattr
+
 __all__ = ["OnDevice"]
 
 
@@ -27,3 +29,6 @@ class OnDevice:
         if self._enabled:
             self._device.__exit__(*words)
             torch.set_default_dtype(self._before)
+
+
+__getattr__ = module_getattr("deepspeed.utils.init_on_device")

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from libzero.deepspeed._refuse import module_getattr
+
 logger = logging.getLogger("DeepSpeed")
 if not logger.handlers:
     _handler = logging.StreamHandler(sys.stdout)
@@ -48,3 +50,6 @@ def set_log_level_from_string(level: str) -> None:
     if level not in log_levels:
         raise ValueError(f"log level: got {level!r}, expected one of {', '.join(log_levels)}")
     logger.setLevel(log_levels[level])
+
+
+__getattr__ = module_getattr("deepspeed.utils.logging")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from libzero.deepspeed._refuse import module_getattr
 from libzero.engine import Engine, engine_of
 
 __all__ = [
@@ -124,3 +125,6 @@ def safe_update_full_grad_vectorized(
         gradient = safe_get_full_grad(param)
         if gradient is not None:
             safe_set_full_grad(param, update_func(gradient, param))
+
+
+__getattr__ = module_getattr("deepspeed.utils.tensor_fragment")

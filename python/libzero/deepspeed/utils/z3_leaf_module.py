@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
+from libzero.deepspeed._refuse import module_getattr
+
 __all__ = [
     "get_z3_leaf_modules",
     "set_z3_leaf_module",
@@ -57,3 +59,6 @@ def unset_z3_leaf_modules(
 ) -> list[torch.nn.Module]:
     """[local] Removes the marks and returns the modules. ValueError where there are none."""
     return _set(model, leaf_module_classes, False, raise_if_not_found)
+
+
+__getattr__ = module_getattr("deepspeed.utils.z3_leaf_module")
