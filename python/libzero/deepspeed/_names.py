@@ -53,13 +53,11 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _TUNE): "autotuning",
         (REFUSED, _FLOPS): "profiling",
         (REFUSED, "checkpoints go to folders. Hint: engine.save_checkpoint()."): "datastates io",
-        (REFUSED, "the engine reads the configuration. Hint: libzero.Options(config)."): "DeepSpeedConfig",
         (MEANINGLESS, "it says how DeepSpeed was built."): "git_version_info_installed",
     },
     "deepspeed.zero": {
         (MEANINGLESS, _INSIDE): "DeepSpeedTensorOverride DeepSpeedZeRoOffload parameter_offload "
         "partitioned_param_coordinator partitioned_param_profiler offload_states utils",
-        (MEANINGLESS, _CONSTANT): "leaf_module_config offload_config",
         (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
@@ -73,7 +71,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "get_hp_fragment_mapping lazy_init_hp_params_optimizer_state link_hp_params map_to_flat_opt_states "
         "mixed_precision_linkage module_utils pin_memory_tracker recursive_getattr recursive_setattr "
         "set_full_hp_grad set_full_hp_param types",
-        (MEANINGLESS, _CONSTANT): "config",
         (REFUSED, _LOG): "comms_logging get_caller_func",
         (REFUSED, "`zero run --bind-cores-to-rank` pins ranks."): "get_numactl_cmd numa",
         (REFUSED, "Hint: engine.times() of libzero."): "timer",
@@ -83,7 +80,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "contiguous_size_buffers copy_to_device data_offsets deepspeed_checkpointing_enabled detach_variable "
         "extract_tensors is_activation_to_checkpoint merge_tensors move_to_device num_layers set_num_layers "
         "size_offsets timers FORWARD_GLOBAL_TIMER",
-        (MEANINGLESS, _IMPORTED): "DeepSpeedConfig compiler",
+        (MEANINGLESS, _IMPORTED): "compiler",
         (REFUSED, _BUFFERS): "gather_partitioned_activations get_cpu_activations_for_backward "
         "get_offloaded_activations_for_backward get_partition_size get_partition_start "
         "get_partitioned_activations_for_backward partition_activations partition_activations_in_checkpoint "
@@ -98,7 +95,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _LOG): "CommsLogger comms_logger configure get_caller_func get_comm_operation_count "
         "get_debug_log_name get_default_args get_logged_comm_ops get_msg_size_from_args get_tensor_kwarg "
         "get_tensor_position has_comm_data log_summary reset_log timed_op timer timer_summary timers",
-        (MEANINGLESS, _CONSTANT): "COMMS_LOGGER_FORMAT COMMS_LOGGER_PROF_OPS_DEFAULT config",
+        (MEANINGLESS, _CONSTANT): "COMMS_LOGGER_FORMAT COMMS_LOGGER_PROF_OPS_DEFAULT",
         (REFUSED, _COMM): "CCLBackend TorchBackend all_gather_coalesced all_reduce_coalesced backend ccl ccl_backend "
         "cdb hccl_backend mpi_backend "
         "nccl_backend init_deepspeed_backend set_backend has_all_reduce_coalesced has_coalescing_manager "
@@ -176,12 +173,26 @@ ALIASES = {
     "moe.utils.defaultdict": "collections:defaultdict",
     "ops.op_builder.all_ops.ALL_OPS": "libzero.deepspeed.ops.op_builder:ALL_OPS",
     "ops.op_builder.builder.OpBuilder": "libzero.deepspeed.ops.op_builder:OpBuilder",
+    "runtime.activation_checkpointing.checkpointing.DeepSpeedConfig": "libzero.deepspeed.runtime._config:DeepSpeedConfig",
     "comm.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
     "runtime.activation_checkpointing.checkpointing.dist": "libzero.deepspeed.comm",
     "runtime.activation_checkpointing.checkpointing.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
     "runtime.activation_checkpointing.checkpointing.logger": "libzero.deepspeed.utils.logging:logger",
 }
 """Names that are others: within deepspeed, and MODULE:NAME or a module."""
+
+MORE = {
+    "comm.config": "libzero.deepspeed.runtime._models",
+    "monitor.config": "libzero.deepspeed.runtime._models",
+    "runtime.config": "libzero.deepspeed.runtime._config",
+    "runtime.config_utils": "libzero.deepspeed.runtime._models",
+    "runtime.precision_config": "libzero.deepspeed.runtime._models",
+    "runtime.zero.config": "libzero.deepspeed.runtime._models",
+    "runtime.zero.leaf_module_config": "libzero.deepspeed.runtime._models",
+    "runtime.zero.offload_config": "libzero.deepspeed.runtime._models",
+    "utils.config": "libzero.deepspeed.runtime._models",
+}
+"""Modules whose names are in one of ours, which is imported when the first of them is asked for."""
 
 _AREAS = {
     "autotuning": _TUNE,

@@ -93,29 +93,43 @@ class Refused(ABCMeta):
 
 
 @functools.cache
-def refused(owner: str, name: str) -> Refused:
+def refused(owner: str, name: str, text: str = "") -> Refused:
     """A class that stands for `owner`.`name`: nothing is an instance of it, and a call is a NotImplementedError."""
-    text = refusal(owner, name)
+    text = text or refusal(owner, name)
     return Refused(name, (), {"__doc__": text, "__module__": owner, "refusal": text})
+
+
+def _of(module: str, attribute: str, owner: str, name: str) -> Any:
+    """What a module of ours has; "": the module. A class that refuses where a package that it needs is missing."""
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        if str(missing.name).startswith(_OURS):
+            raise
+        text = f"{owner}.{name} needs the package {missing.name}. Hint: pip install {missing.name}."
+        return refused(owner, name, text)
+    return getattr(found, attribute) if attribute else found
 
 
 def _find(owner: str, name: str) -> Any:
     inside = _inside(owner)
     path = f"{inside}.{name}".strip(".")
-    alias = _names.ALIASES.get(path)
-    if alias is not None:
-        module, _, attribute = alias.partition(":")
-        found = importlib.import_module(module)
-        return getattr(found, attribute) if attribute else found
-    if path in listed():
-        return importlib.import_module(f"{_OURS}.{path}")
     theirs = listed().get(inside, Listed())
     how = theirs.names.get(name, "")
+    if path in _names.ALIASES:
+        module, _, attribute = _names.ALIASES[path].partition(":")
+        return _of(module, attribute, owner, name)
+    if path in listed():
+        return importlib.import_module(f"{_OURS}.{path}")
     if how.startswith("="):
         return ast.literal_eval(how[1:])
     if how and _names.reason(owner, name) is None:
         return getattr(importlib.import_module(f"{_OURS}.{how}"), name)
-    if _is_listed(owner, name) or _names.reason(owner, name) is not None:
+    if inside in _names.MORE and not name.startswith("_"):
+        found = _of(_names.MORE[inside], "", owner, name)
+        if not isinstance(found, ModuleType) or name in vars(found):
+            return getattr(found, name, found)
+    if name in theirs.names or _names.reason(owner, name) is not None:
         return refused(owner, name)
     for star in theirs.stars:
         source = importlib.import_module(f"{_OURS}.{star}")
