@@ -1,12 +1,15 @@
 """Small modules of DeepSpeed that programs call without an engine, with the results that DeepSpeed 0.19.8 gives."""
 
 import base64
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import under_the_runner
 
 import libzero
 import libzero.deepspeed as deepspeed
@@ -141,3 +144,151 @@ def test_models_of_a_configuration_know_old_names_and_refuse_unknown_ones() -> N
     assert repr(pp_int(1e6)) == "1,000,000" and get_scalar_param({"a": 1}, "b", 2) == 2
     assert get_gradient_clipping({}) == 1.0 and get_log_level({"log_level": "debug"}) == "debug"
     assert get_optimizer_gradient_clipping({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 3}}}) == 3
+
+
+def test_a_topology_has_ranks_in_row_major_order() -> None:
+    from libzero.deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology, ProcessTopology
+
+    grid = PipeModelDataParallelTopology(num_pp=2, num_mp=3, num_dp=2)
+    assert grid.world_size() == 12 and grid.get_axis_names() == ["pipe", "data", "model"]
+    for pipe, data, model in itertools.product(range(2), range(2), range(3)):
+        rank = (pipe * 2 + data) * 3 + model
+        assert grid.get_rank(pipe=pipe, data=data, model=model) == rank
+        assert tuple(grid.get_coord(rank)) == (pipe, data, model) and grid.get_coord(rank).data == data
+    assert grid.get_axis_comm_lists("data") == [[i, i + 3] for i in (0, 1, 2, 6, 7, 8)]
+    assert grid.get_axis_comm_lists("none") == [] and grid.get_dim("none") == 0 and grid.get_dim("model") == 3
+    assert grid.filter_match(pipe=1, data=0) == [6, 7, 8] and grid.get_axis_list("model", 1) == [1, 4, 7, 10]
+    assert grid.get_rank_repr(4) == "model_01" and grid.get_rank_repr(7, omit_axes=[]) == "pipe_01-data_00-model_01"
+    one = ProcessTopology(axes=["a", "b"], dims=[2, 2])
+    assert one.get_rank_repr(3, inner_sep=".", outer_sep="+") == "a.01+b.01"
+    with pytest.raises(ValueError):
+        one.get_rank(a=1)
+    with pytest.raises(AssertionError):
+        one.get_rank(a=2, b=0)
+    with pytest.raises(ValueError):
+        one.get_coord(4)
+
+
+@pytest.mark.parametrize(("batches", "stages"), [(1, 1), (3, 1), (2, 3), (8, 3), (5, 4), (4, 4)])
+def test_stages_of_a_pipeline_fit_together(batches: int, stages: int) -> None:
+    """Every micro-batch passes each stage once each way, what is received was sent, and buffers are not overwritten."""
+    from libzero.deepspeed.runtime.pipe import schedule
+
+    every = [schedule.TrainSchedule(batches, stages, stage) for stage in range(stages)]
+    times = [list(each) for each in every]
+    assert {len(each) for each in times} == {2 * (batches + stages - 1)}
+    for stage, (plan, steps) in enumerate(zip(every, times, strict=True)):
+        held: dict[int, int] = {}
+        forward = backward = 0
+        for time, step in enumerate(steps):
+            names = [each.name for each in step]
+            for each in step:
+                if each.name == "ForwardPass":
+                    assert each.buffer_id not in held and time == 2 * forward + stage
+                    held[each.buffer_id] = forward
+                    forward += 1
+                elif each.name == "BackwardPass":
+                    assert held.pop(each.buffer_id) == backward and time == 2 * backward + 2 * stages - 1 - stage
+                    backward += 1
+            if stage + 1 < stages:  # the neighbour does the other half at the same time
+                other = [each.name for each in times[stage + 1][time]]
+                assert ("SendActivation" in names) == ("RecvActivation" in other)
+                assert ("RecvGrad" in names) == ("SendGrad" in other)
+            assert ("LoadMicroBatch" in names) == (stage in (0, stages - 1) and "ForwardPass" in names)
+        assert forward == backward == batches and len(held) == 0
+        assert [each.name for each in steps[-1][-3:]] == ["ReduceTiedGrads", "ReduceGrads", "OptimizerStep"]
+        assert plan.num_pipe_buffers() == max(2, min(stages - stage, batches))
+        only = list(schedule.InferenceSchedule(batches, stages, stage))
+        assert [t for t, step in enumerate(only) if "ForwardPass" in [each.name for each in step]] == [
+            stage + m for m in range(batches)
+        ]
+    assert repr(schedule.SendGrad(3)) == "SendGrad(buffer_id=3)"
+
+
+def test_layers_are_described_and_pipelines_are_refused() -> None:
+    from libzero.deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+
+    spec = LayerSpec(torch.nn.Linear, 2, 3, bias=False)
+    assert repr(spec) == "Linear((2, 3), {'bias': False})"
+    built = spec.build()
+    assert isinstance(built, torch.nn.Linear) and built.bias is None and built.out_features == 3
+    tied = TiedLayerSpec("embedding", torch.nn.Embedding, 4, 2, tied_weight_attr="weight")
+    assert (tied.key, tied.tied_weight_attr, tied.forward_fn) == ("embedding", ["weight"], None)
+    with pytest.raises(RuntimeError):
+        LayerSpec(dict)  # type: ignore[arg-type]
+    assert not isinstance(built, PipelineModule)
+    with pytest.raises(NotImplementedError, match="PipelineModule is not built: there is no pipeline parallelism"):
+        PipelineModule(layers=[spec], num_stages=2)
+
+
+def test_parts_of_a_list_are_deepspeeds() -> None:
+    """Recorded from DeepSpeed 0.19.8."""
+    from libzero.deepspeed.runtime.utils import partition_balanced, partition_uniform, prefix_sum_inc
+
+    uniform = {(10, 3): [0, 4, 7, 10], (4, 4): [0, 1, 2, 3, 4], (2, 4): [0, 1, 2, 2, 2], (11, 4): [0, 3, 6, 9, 11]}
+    for (items, parts), found in uniform.items():
+        assert partition_uniform(items, parts) == found
+    balanced = {
+        ((1.0,) * 8, 4): [0, 2, 4, 6, 8],
+        ((0.0, 1.0, 2.0, 3.0, 3.0, 3.0), 4): [0, 3, 4, 5, 6],
+        ((1.0, 2.0, 1.0), 2): [0, 2, 3],
+        ((5, 1, 1, 1, 1, 5, 1, 1), 3): [0, 1, 5, 8],
+        ((3, 9, 2, 2, 8, 1, 4, 4, 1, 6), 4): [0, 2, 5, 8, 10],
+        ((2, 3), 4): [0, 1, 2, 2, 2],
+    }
+    for (weights, parts), found in balanced.items():
+        assert partition_balanced(list(weights), parts) == found, (weights, parts)
+    assert prefix_sum_inc([3, 4, 5]) == [3, 7, 12]
+
+
+def test_functions_on_gradients_and_nested_tensors() -> None:
+    from libzero.deepspeed import runtime
+    from libzero.deepspeed.runtime.utils import CheckOverflow, call_to_str, get_global_norm, move_to_device
+
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2))]
+    for p in parameters:
+        p.grad = torch.full_like(p, 2.0)
+    check = CheckOverflow([parameters])
+    assert check.check() is False and check.has_overflow_serial(parameters) is False
+    assert parameters[1].grad is not None
+    parameters[1].grad[0] = math.inf
+    assert check.check() is True and check.has_overflow(parameters[:1]) is False
+    assert get_global_norm([3.0, 4.0]) == 5.0 and get_global_norm([3.0, math.nan]) == math.inf
+    assert get_global_norm([-1.0]) == math.inf
+    assert call_to_str("f", 1, "a", k=2) == "f(1, 'a', k=2)" and call_to_str("f") == "f()"
+    kept = torch.ones(2)
+    moved = move_to_device({"a": [kept], "b": (torch.ones(1),)}, "cpu", lambda each: isinstance(each, torch.Tensor))
+    assert moved["a"][0] is kept and isinstance(moved["b"], tuple)
+    assert move_to_device([kept], "meta")[0].device.type == "meta" and kept.device.type == "cpu"
+    assert runtime.utils.has_inf_or_nan(torch.tensor([1.0, math.nan])) and not runtime.utils.has_inf_or_nan(kept)
+    assert runtime.utils.is_invalid_grad_norm(torch.tensor(-1.0)) and not runtime.utils.is_invalid_grad_norm(0.0)
+    assert runtime.utils.get_tensor_bytes([kept, {"a": kept.double()}]) == 24
+
+
+DIVIDED = """
+import deepspeed
+import torch
+from deepspeed.runtime.utils import PartitionedTensor, clip_grad_norm_
+
+deepspeed.init_distributed()
+rank = torch.distributed.get_rank()
+for numbers in (torch.arange(12.0).view(3, 4), torch.arange(7.0)):
+    part = PartitionedTensor(numbers, torch.distributed.group.WORLD)
+    assert torch.equal(part.full(), numbers) and part.full_size() == list(numbers.shape)
+    again = PartitionedTensor.from_meta(part.to_meta(), part.data(), torch.distributed.group.WORLD, "cpu")
+    assert torch.equal(again.full(), numbers) and again.local_size() == part.local_size()
+weight = torch.nn.Parameter(torch.zeros(2))
+weight.grad = torch.tensor([3.0, 4.0]) * (1 + rank)
+norm = clip_grad_norm_([weight, torch.nn.Parameter(torch.zeros(1))], max_norm=1.5)
+assert abs(norm.item() - 7.5) < 1e-5  # the mean of 5 and 10
+torch.testing.assert_close(weight.grad, torch.tensor([3.0, 4.0]) * (1 + rank) * 1.5 / 7.5)
+weight.grad = torch.tensor([1.0, 2.0])
+assert abs(clip_grad_norm_(weight, 1.0, norm_type=float("inf")).item() - 2) < 1e-5
+print("divided")
+"""
+
+
+def test_tensors_are_divided_and_gradients_clipped_over_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "divided.py"
+    program.write_text(DIVIDED)
+    under_the_runner(tmp_path, str(program))

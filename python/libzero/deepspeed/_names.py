@@ -158,7 +158,7 @@ _TABLE["deepspeed.utils.groups"] = {
     "_get_expert_broadcast_src_rank _get_expert_data_parallel_group_ranks _get_expert_parallel_group_ranks "
     "_get_expert_parallel_ranks _get_expert_parallel_src_rank _get_max_expert_parallel_group"
 }
-_TABLE["deepspeed.runtime"] = {(REFUSED, "docs/deepspeed-compatibility.md lists its modules."): "pipe hybrid_engine"}
+_TABLE["deepspeed.runtime"] = {(REFUSED, "docs/deepspeed-compatibility.md lists its modules."): "hybrid_engine"}
 
 SHORT = {"zero": "runtime.zero", "checkpointing": "runtime.activation_checkpointing.checkpointing"}
 """Attributes of the package that name modules within it."""
