@@ -4,6 +4,7 @@ import base64
 import itertools
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_a_configuration_is_read_from_each_form_and_has_deepspeeds_defaults(tmp_
         assert (config.train_micro_batch_size_per_gpu, config.gradient_accumulation_steps) == (4, 1)
         assert (config.optimizer_name, config.optimizer_params["lr"]) == ("adamw", 0.1)
         assert (config.scheduler_name, config.scheduler_params) == ("WarmupLR", {"warmup_num_steps": 3})
-        assert config.zero_enabled and config.zero_optimization_stage == 3 and config.zero_config.overlap_comm is True
+        assert config.zero_enabled and config.zero_optimization_stage == 3 and config.zero_config.overlap_comm
         assert config.zero_config.offload_optimizer.device == "cpu" and config.zero_config.offload_param is None
         assert config.zero_config.max_live_parameters == 7 and config.zero_config.sub_group_size == 1_000_000_000
         assert not config.bfloat16_config.enabled and config.bfloat16_config.check_grad_overflow
@@ -119,7 +120,8 @@ def test_a_configuration_is_read_from_each_form_and_has_deepspeeds_defaults(tmp_
 def test_models_of_a_configuration_know_old_names_and_refuse_unknown_ones() -> None:
     from pydantic import Field
 
-    from libzero.deepspeed.runtime.config import get_gradient_clipping, get_log_level, get_optimizer_gradient_clipping
+    from libzero.deepspeed import runtime
+    from libzero.deepspeed.runtime.config import get_gradient_clipping, get_log_level
     from libzero.deepspeed.runtime.config_utils import DeepSpeedConfigModel, get_scalar_param, pp_int
     from libzero.deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from libzero.deepspeed.runtime.zero.config import DeepSpeedZeroConfig, ZeroStageEnum
@@ -143,7 +145,7 @@ def test_models_of_a_configuration_know_old_names_and_refuse_unknown_ones() -> N
     assert DeepSpeedFP16Config(initial_scale_power=4).dynamic_loss_scale_args()["init_scale"] == 16
     assert repr(pp_int(1e6)) == "1,000,000" and get_scalar_param({"a": 1}, "b", 2) == 2
     assert get_gradient_clipping({}) == 1.0 and get_log_level({"log_level": "debug"}) == "debug"
-    assert get_optimizer_gradient_clipping({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 3}}}) == 3
+    assert runtime.config.get_optimizer_gradient_clipping({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 3}}}) == 3
 
 
 def test_a_topology_has_ranks_in_row_major_order() -> None:
@@ -292,3 +294,77 @@ def test_tensors_are_divided_and_gradients_clipped_over_ranks(tmp_path: Path) ->
     program = tmp_path / "divided.py"
     program.write_text(DIVIDED)
     under_the_runner(tmp_path, str(program))
+
+
+def test_hosts_are_read_and_filtered_as_by_deepspeeds_launcher(tmp_path: Path) -> None:
+    from libzero.deepspeed.launcher import runner
+
+    lines = ["# hosts", "", "worker-0 slots=2", "  worker-1 slots=4  "]
+    assert list(runner._parse_hostfile(lines).items()) == [("worker-0", 2), ("worker-1", 4)]
+    for wrong in (["worker-0 slots=2", "worker-0 slots=3"], ["worker-0"], ["worker-0 slots=x"], ["# none"], []):
+        with pytest.raises(ValueError):
+            runner._parse_hostfile(wrong)
+    file = tmp_path / "hostfile"
+    file.write_text("\n".join(lines))
+    pool = runner.fetch_hostfile(str(file))
+    assert pool is not None and pool["worker-1"] == 4 and runner.fetch_hostfile(str(tmp_path / "none")) is None
+    hosts = {"worker-0": [0, 1, 2, 3], "worker-1": [0, 1, 2, 3]}
+    included = {
+        "worker-1:2": {"worker-1": [2]},
+        "worker-1": {"worker-1": [0, 1, 2, 3]},
+        "worker-0:1@worker-1:0,2": {"worker-0": [1], "worker-1": [0, 2]},
+        "worker-1:1@worker-0": {"worker-0": [0, 1, 2, 3], "worker-1": [1]},
+        "worker-1:3,0@worker-1:3": {"worker-1": [0, 3]},
+    }
+    for text, found in included.items():
+        assert dict(runner.parse_resource_filter(hosts, include_str=text)) == found
+    excluded = {
+        "worker-1": {"worker-0": [0, 1, 2, 3]},
+        "worker-1:0,1,2,3": {"worker-0": [0, 1, 2, 3]},
+        "worker-0:0@worker-1:1,2": {"worker-0": [1, 2, 3], "worker-1": [0, 3]},
+        "worker-0@worker-1": {},
+    }
+    for text, found in excluded.items():
+        assert dict(runner.parse_resource_filter(hosts, exclude_str=text)) == found
+    assert runner.parse_resource_filter(hosts) == hosts
+    for wrong in ("jeff", "worker-0:9", "worker-1:4@worker-0"):
+        with pytest.raises(ValueError):
+            runner.parse_resource_filter(hosts, include_str=wrong)
+    with pytest.raises(ValueError):
+        runner.parse_resource_filter(hosts, include_str="worker-0", exclude_str="worker-1")
+    assert dict(runner.parse_inclusion_exclusion(pool, "worker-1:1", "")) == {"worker-1": [1]}
+    assert dict(runner.apply_num_nodes_and_gpus(hosts, 1, 2)) == {"worker-0": [0, 1]}
+    assert json.loads(base64.urlsafe_b64decode(runner.encode_world_info(hosts))) == hosts
+    assert runner.DEEPSPEED_ENVIRONMENT_NAME == ".deepspeed_env"
+    given = runner.parse_args(["--num_gpus", "2", "-i", "a@b", "train.py", "--lr", "0.1"])
+    assert (given.num_gpus, given.include, given.user_script) == (2, "a@b", "train.py")
+    assert given.user_args == ["--lr", "0.1"] and given.master_port == 29500 and given.launcher == "pdsh"
+
+
+def test_the_command_deepspeed_is_written_where_one_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from libzero.deepspeed import shim
+
+    started: list[list[str]] = []
+
+    def execve(program: str, command: list[str], environment: dict[str, str]) -> None:
+        started.append(command[1:])
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setenv("ZERO_PROGRAM", "/bin/zero")
+    shim.main([str(tmp_path)])
+    written = tmp_path / "deepspeed"
+    assert capsys.readouterr().out == f"{written}\n" and written.stat().st_mode & 0o111 == 0o111
+    shim.main([str(tmp_path)])  # its own file is written again
+    monkeypatch.setattr("sys.argv", ["deepspeed", "--num_gpus=2", "train.py", "--lr", "1"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(written), run_name="__main__")
+    assert started == [["run", "--deepspeed", "--num_gpus=2", "train.py", "--lr", "1"]]
+    written.write_text("#!/bin/sh\n")
+    for wrong in ([str(tmp_path)], [], [str(tmp_path / "none")]):
+        with pytest.raises(SystemExit) as end:
+            shim.main(wrong)
+        assert end.value.code == 2
+    assert written.read_text() == "#!/bin/sh\n"

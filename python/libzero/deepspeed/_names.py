@@ -173,7 +173,7 @@ ALIASES = {
     "moe.utils.defaultdict": "collections:defaultdict",
     "ops.op_builder.all_ops.ALL_OPS": "libzero.deepspeed.ops.op_builder:ALL_OPS",
     "ops.op_builder.builder.OpBuilder": "libzero.deepspeed.ops.op_builder:OpBuilder",
-    "runtime.activation_checkpointing.checkpointing.DeepSpeedConfig": "libzero.deepspeed.runtime._config:DeepSpeedConfig",
+    "runtime.activation_checkpointing.checkpointing.DeepSpeedConfig": "libzero.deepspeed:DeepSpeedConfig",
     "comm.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
     "runtime.activation_checkpointing.checkpointing.dist": "libzero.deepspeed.comm",
     "runtime.activation_checkpointing.checkpointing.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",

@@ -18,7 +18,7 @@ from libzero.communicator import Communicator
 from libzero.deepspeed._under_its_name import install
 
 
-def _launch(words: Sequence[str]) -> NoReturn:
+def launch(words: Sequence[str]) -> NoReturn:
     """Becomes `zero run --deepspeed`, whose ranks have this interpreter."""
     program = os.environ.get("ZERO_PROGRAM") or _program.program()
     os.execve(program, [program, "run", "--deepspeed", *words], {**os.environ, "ZERO_PYTHON": sys.executable})
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if script[0].startswith("-"):
         if Communicator.launched():
             _refuse(script[0], "a script: a launcher has started the ranks. Hint: give the option to the launcher.")
-        _launch(words)
+        launch(words)
     install()
     local_rank = [] if "__no_local_rank" in flags else [f"--local_rank={os.environ.get('LOCAL_RANK', '0')}"]
     sys.argv = [script[0], *local_rank, *rest]

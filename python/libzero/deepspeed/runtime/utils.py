@@ -150,7 +150,8 @@ def partition_balanced(weights: Sequence[float], num_parts: int) -> list[int]:
     if count <= num_parts:
         return partition_uniform(count, num_parts)
     sums = [0.0, *accumulate(float(weight) for weight in weights)]
-    best: list[dict[int, tuple[float, float, int]]] = [{} for _ in range(count + 1)]  # by parts: heaviest, lightest, cut
+    # Of each prefix, by the number of parts: the heaviest, the lightest, the last cut.
+    best: list[dict[int, tuple[float, float, int]]] = [{} for _ in range(count + 1)]
     best[0][0] = 0.0, math.inf, 0
     for end in range(1, count + 1):
         for parts in range(1, min(end, num_parts) + 1):
@@ -186,7 +187,9 @@ def is_invalid_grad_norm(norm: torch.Tensor | float) -> bool:
 def get_global_norm(norm_list: Iterable[Any]) -> float:
     """[local] The norm of vectors with these norms; infinite if one of them is invalid."""
     norms = list(norm_list)
-    return math.inf if any(is_invalid_grad_norm(norm) for norm in norms) else math.sqrt(sum(norm**2.0 for norm in norms))
+    if any(is_invalid_grad_norm(norm) for norm in norms):
+        return math.inf
+    return math.sqrt(sum(norm**2.0 for norm in norms))
 
 
 def _norm(tensors: Sequence[torch.Tensor], norm_type: float, counted: Sequence[bool], mpu: Any) -> torch.Tensor:
@@ -314,9 +317,8 @@ class PartitionedTensor:
         size, rest = numbers[1 : 1 + numbers[0]], numbers[1 + numbers[0] :]
         made = cls(torch.empty(math.prod(size), device="meta"), group)
         if rest[:2] != [made.num_parts, made.rank]:
-            raise ValueError(
-                f"PartitionedTensor.from_meta: got part {rest[1]} of {rest[0]}, expected {made.rank} of {made.num_parts}"
-            )
+            expected = f"{made.rank} of {made.num_parts}"
+            raise ValueError(f"PartitionedTensor.from_meta: got part {rest[1]} of {rest[0]}, expected {expected}")
         made.orig_size, made.partition = size, rest[2:]
         made.orig_device = torch.device(device) if device is not None else local_part.device
         made.local_data = local_part.detach()

@@ -25,7 +25,7 @@ class ProcessTopology:
     def get_rank(self, **coord_kwargs: int) -> int:
         """The rank at a coordinate, with a number for each axis. ValueError for other axes, AssertionError outside."""
         if sorted(coord_kwargs) != sorted(self.axes):
-            raise ValueError(f"get_rank: got {sorted(coord_kwargs)}, expected each of {self.axes}. Hint: filter_match().")
+            raise ValueError(f"get_rank: got {sorted(coord_kwargs)}, expected {self.axes}. Hint: filter_match().")
         coordinate = self.ProcessCoord(**coord_kwargs)
         if coordinate not in self.mapping:
             lengths = dict(zip(self.axes, self.dims, strict=True))
