@@ -1,10 +1,13 @@
 """Small modules of DeepSpeed that programs call without an engine, with the results that DeepSpeed 0.19.8 gives."""
 
 import base64
+import importlib.machinery
 import itertools
 import json
 import math
 import runpy
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +289,22 @@ assert abs(norm.item() - 7.5) < 1e-5  # the mean of 5 and 10
 torch.testing.assert_close(weight.grad, torch.tensor([3.0, 4.0]) * (1 + rank) * 1.5 / 7.5)
 weight.grad = torch.tensor([1.0, 2.0])
 assert abs(clip_grad_norm_(weight, 1.0, norm_type=float("inf")).item() - 2) < 1e-5
-print("divided")
+
+deepspeed.comm.configure(enabled=True)
+deepspeed.comm.all_reduce(torch.ones(256), log_name="mine")
+deepspeed.comm.all_reduce(torch.ones(256), log_name="mine")
+deepspeed.comm.broadcast(torch.ones(3), 0)
+deepspeed.comm.configure(enabled=False)
+deepspeed.comm.all_reduce(torch.ones(2))
+found = deepspeed.comm.log_summary(show_straggler=True, return_dict=True)
+record = found["summary"]["mine"][1024]
+assert record["count"] == 2 and record["msg_size_str"] == "1.0 KB" and record["total_latency_ms"] > 0
+assert abs(record["tput_avg_gbps"] - 2 * record["busbw_avg_gbps"]) < 1e-6  # of two ranks
+assert sorted(deepspeed.comm.get_logged_comm_ops()) == ["broadcast", "mine"]
+assert found["straggler_analysis"]["broadcast"][12]["total_straggler_ms"] >= 0
+assert found["metadata"]["world_size"] == 2 and deepspeed.comm.get_comm_operation_count() == 3
+deepspeed.comm.reset_log()
+assert not deepspeed.comm.has_comm_data()
 """
 
 
@@ -368,3 +386,99 @@ def test_the_command_deepspeed_is_written_where_one_asks_for_it(
             shim.main(wrong)
         assert end.value.code == 2
     assert written.read_text() == "#!/bin/sh\n"
+
+
+def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from libzero.deepspeed.monitor.comet import CometMonitor
+    from libzero.deepspeed.monitor.config import CometConfig, DeepSpeedMonitorConfig, WandbConfig, get_monitor_config
+    from libzero.deepspeed.monitor.csv_monitor import csvMonitor
+    from libzero.deepspeed.monitor.monitor import MonitorMaster
+    from libzero.deepspeed.monitor.tensorboard import TensorBoardMonitor
+    from libzero.deepspeed.monitor.wandb import WandbMonitor
+
+    blocks = {name: {"enabled": True, "output_path": str(tmp_path), "job_name": name}
+              for name in ("csv_monitor", "tensorboard")}  # fmt: skip
+    config = DeepSpeedConfig({"train_batch_size": 1, **blocks}).monitor_config
+    assert config.enabled and not DeepSpeedMonitorConfig().enabled
+    monitor = csvMonitor(config.csv_monitor)
+    assert (monitor.enabled, monitor.output_path, monitor.job_name) == (True, str(tmp_path), "csv_monitor")
+    monitor.write_events([("Train/Samples/my lr", 0.5, 8), ("Train/Samples/my lr", 0.25, 16)])
+    MonitorMaster(config).write_events([("a/b", 2.0, 3)])
+    TensorBoardMonitor(config.tensorboard).write_events([("a/b", torch.tensor(1.0), 3)])
+    rows = (tmp_path / "csv_monitor" / "Train_Samples_my_lr.csv").read_text().split("\n")
+    assert [row.strip() for row in rows[:3]] == ["step,my_lr", "8,0.5", "16,0.25"]
+    assert len(list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))) >= 1
+    assert not csvMonitor(DeepSpeedMonitorConfig().csv_monitor).enabled
+
+    seen: list[Any] = []
+    wandb: Any = types.ModuleType("wandb")
+    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    wandb.init = lambda **named: seen.append(named)
+    wandb.log = lambda data, step=None, commit=None: seen.append((data, step))
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    WandbMonitor(WandbConfig(enabled=True, group="g", team="t", project="p")).write_events([("lr", 0.1, 4)])
+    assert seen == [{"project": "p", "group": "g", "entity": "t"}, ({"lr": 0.1}, 4)]
+    seen.clear()
+    engine, *_ = deepspeed.initialize(
+        model=torch.nn.Linear(2, 1),
+        config={"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}, "log_level": "error",
+                "wandb": {"enabled": True, "project": "mine"}},
+    )  # fmt: skip
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    assert seen == [{"project": "mine", "group": None, "entity": None}, ({"Train/Samples/lr": 0.5}, 1)]
+    assert engine.log_level() == "error" and engine.tput_timer.batch_size == 1
+    assert engine.tput_timer.avg_samples_per_sec() == -math.inf
+
+    class Experiment:
+        def set_name(self, name: str) -> None:
+            seen.append(name)
+
+        def __internal_api__log_metric__(self, **named: Any) -> None:
+            seen.append(tuple(named.values()))
+
+    comet: Any = types.ModuleType("comet_ml")
+    comet.__version__ = "3.41.0"
+    comet.start = lambda **named: Experiment()
+    monkeypatch.setitem(sys.modules, "comet_ml", comet)
+    seen.clear()
+    sent = CometMonitor(CometConfig(enabled=True, samples_log_interval=10, experiment_name="x"))
+    sent.write_events([("lr", 0.1, 0), ("lr", 0.2, 9), ("loss", 1.0, 9), ("lr", 0.3, 10)])
+    assert seen == ["x", ("lr", 0.1, 0), ("loss", 1.0, 9), ("lr", 0.3, 10)]
+    assert get_monitor_config({"comet": {"enabled": True}}).enabled
+
+
+def test_clocks_and_the_log_of_collectives_count() -> None:
+    from libzero.deepspeed.utils.comms_logging import CommsLogger, calc_bw_log, convert_size
+    from libzero.deepspeed.utils.timer import NoopTimer, SynchronizedWallClockTimer, ThroughputTimer, trim_mean
+
+    assert trim_mean([100, 1, 2, 3, 4, 5, 6, 7, 8, -50], 0.1) == 4.5 and trim_mean([], 0.1) == 0
+    timers = SynchronizedWallClockTimer()
+    timers("a").start()
+    with pytest.raises(AssertionError):
+        timers("a").start()
+    timers("a").stop()
+    with pytest.raises(AssertionError):
+        timers("a").stop()
+    assert timers("a").elapsed() > 0 and timers("a").elapsed() == 0 and list(timers.get_timers()) == ["a"]
+    timers.log(["a", "none"])
+    assert NoopTimer()("a").elapsed() == 0
+    clock = ThroughputTimer(types.SimpleNamespace(enabled=True, synchronized=False), 4, start_step=1)
+    for _ in range(3):
+        clock.start()
+        clock.stop(global_step=True)
+    assert clock.global_step_count == 3 and clock.avg_samples_per_sec() > 0
+    clock.update_epoch_count()
+    assert (clock.epoch_count, clock.micro_step_count) == (1, 0)
+    assert convert_size(0) == "0B" and convert_size(1536) == "1.5 KB"
+    assert calc_bw_log("broadcast", 1000, 2.0) == (0.004, 0.004)
+    log = CommsLogger()
+    log.append("broadcast", "b", 1.0, 1000)
+    log.append("broadcast", "b", 3.0, 1000)
+    log.append("broadcast", "b", 3.0, 8)
+    summary = log.get_operation_summary("b")
+    assert summary is not None and summary[1000]["count"] == 2 and summary[1000]["avg_latency_ms"] == 2.0
+    assert log.get_total_operations() == 3 and log.has_data() and log.get_operation_summary("none") is None
+    log.start_profiling_op(["x", "y"])
+    log.stop_profiling_op(["x"])
+    assert log.prof_ops == ["y"]

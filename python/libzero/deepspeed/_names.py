@@ -27,7 +27,7 @@ _INSIDE = "it is a part of DeepSpeed's implementation; the engine has no such pa
 _IMPORTED = "it is a module or type that DeepSpeed imports. Hint: import it from where it is."
 _CONSTANT = "it names a key of DeepSpeed's configuration reader. Hint: docs/configuration.md lists the keys."
 _COMM = "the engine's traffic has no such backend. Hint: torch.distributed."
-_LOG = "collectives are not logged. Hint: engine.start_trace() of libzero."
+_LOG = "it is a part of DeepSpeed's log. Hint: deepspeed.comm.log_summary(), engine.start_trace() of libzero."
 _BUFFERS = "activations are not split or packed. Hint: deepspeed.checkpointing.checkpoint()."
 _ONE_FORMAT = "there is one checkpoint format, which loads at every stage."
 _GROUPS = "groups are no process groups of torch. Hint: libzero.Mesh.of(config).group('tp')."
@@ -71,9 +71,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "get_hp_fragment_mapping lazy_init_hp_params_optimizer_state link_hp_params map_to_flat_opt_states "
         "mixed_precision_linkage module_utils pin_memory_tracker recursive_getattr recursive_setattr "
         "set_full_hp_grad set_full_hp_param types",
-        (REFUSED, _LOG): "comms_logging get_caller_func",
         (REFUSED, "`zero run --bind-cores-to-rank` pins ranks."): "get_numactl_cmd numa",
-        (REFUSED, "Hint: engine.times() of libzero."): "timer",
     },
     "deepspeed.checkpointing": {
         (MEANINGLESS, _INSIDE): "CheckpointFunction Timers bwc_tensor_model_parallel_rank contiguous_data_buffers "
@@ -92,9 +90,8 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _MOE): "Experts MOELayer TopKGate",
     },
     "deepspeed.comm": {
-        (REFUSED, _LOG): "CommsLogger comms_logger configure get_caller_func get_comm_operation_count "
-        "get_debug_log_name get_default_args get_logged_comm_ops get_msg_size_from_args get_tensor_kwarg "
-        "get_tensor_position has_comm_data log_summary reset_log timed_op timer timer_summary timers",
+        (REFUSED, _LOG): "get_debug_log_name get_default_args get_msg_size_from_args get_tensor_kwarg "
+        "get_tensor_position timer timer_summary timers",
         (MEANINGLESS, _CONSTANT): "COMMS_LOGGER_FORMAT COMMS_LOGGER_PROF_OPS_DEFAULT",
         (REFUSED, _COMM): "CCLBackend TorchBackend all_gather_coalesced all_reduce_coalesced backend ccl ccl_backend "
         "cdb hccl_backend mpi_backend "
@@ -138,7 +135,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _REDUCED): "coalesce_grad_reduction",
         (MEANINGLESS, _KEY): "aio_config checkpoint_serialization_enabled checkpoint_tag_validation_enabled "
         "checkpoint_tag_validation_fail checkpoint_writer_enabled cpuadam_cores_perc dynamic_loss_scale_args "
-        "get_optimizer_configuration is_sanity_checks_enabled log_level optimizer_legacy_fusion super_offload "
+        "get_optimizer_configuration is_sanity_checks_enabled optimizer_legacy_fusion super_offload "
         "swap_tensor_config use_node_local_storage zero_allgather_partitions zero_allgather_sequential "
         "zero_allow_untested_optimizer zero_compute_grad_norm zero_contiguous_gradients zero_elastic_checkpoint "
         "zero_force_ds_cpu_optimizer zero_legacy_stage1 zero_load_from_fp32_weights "
@@ -183,7 +180,11 @@ ALIASES = {
 
 MORE = {
     "comm.config": "libzero.deepspeed.runtime._models",
+    "monitor.comet": "libzero.deepspeed.monitor.monitor",
     "monitor.config": "libzero.deepspeed.runtime._models",
+    "monitor.csv_monitor": "libzero.deepspeed.monitor.monitor",
+    "monitor.tensorboard": "libzero.deepspeed.monitor.monitor",
+    "monitor.wandb": "libzero.deepspeed.monitor.monitor",
     "runtime.config": "libzero.deepspeed.runtime._config",
     "runtime.config_utils": "libzero.deepspeed.runtime._models",
     "runtime.precision_config": "libzero.deepspeed.runtime._models",

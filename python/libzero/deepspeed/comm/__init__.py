@@ -9,6 +9,7 @@ import atexit
 import os
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from types import FunctionType
 from typing import Any
@@ -49,6 +50,7 @@ from torch.distributed import (
 
 from libzero.communicator import Communicator
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.utils.comms_logging import CommsLogger, get_caller_func, timed_op as _timed_op
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 default_pg_timeout = timedelta(minutes=10)
@@ -68,16 +70,22 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_object_list",
+    "comms_logger",
+    "configure",
     "default_pg_timeout",
     "destroy_process_group",
     "gather",
     "get_all_ranks_from_group",
+    "get_caller_func",
+    "get_comm_operation_count",
     "get_global_rank",
     "get_local_rank",
+    "get_logged_comm_ops",
     "get_rank",
     "get_world_group",
     "get_world_size",
     "has_all_gather_into_tensor",
+    "has_comm_data",
     "has_reduce_scatter_tensor",
     "inference_all_reduce",
     "init_distributed",
@@ -85,6 +93,7 @@ __all__ = [
     "is_available",
     "is_initialized",
     "isend",
+    "log_summary",
     "monitored_barrier",
     "new_group",
     "recv",
@@ -92,9 +101,18 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_fn",
     "reduce_scatter_tensor",
+    "reset_log",
     "scatter",
     "send",
+    "timed_op",
 ]
+
+comms_logger = CommsLogger()
+
+for _name in ("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "all_to_all_single", "barrier",
+              "broadcast", "gather", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter",
+              "send"):  # fmt: skip
+    globals()[_name] = _timed_op(globals()[_name], comms_logger)
 
 inference_all_reduce = all_reduce
 allgather_fn = all_gather_into_tensor
@@ -212,6 +230,55 @@ def _end_process_group() -> None:
         if isinstance(value, FunctionType) and any(isinstance(one, ProcessGroup) for one in value.__defaults__ or ()):
             value.__defaults__ = None
     _dist.destroy_process_group()
+
+
+def timed_op(func: Callable[..., Any]) -> Callable[..., Any]:
+    """[local] A function of the program, recorded as these are."""
+    return _timed_op(func, comms_logger)
+
+
+def configure(
+    deepspeed_config: Any = None,
+    enabled: bool | None = None,
+    prof_all: bool | None = None,
+    prof_ops: list[str] | None = None,
+    verbose: bool | None = None,
+    debug: bool | None = None,
+) -> None:
+    """[local] Whether the calls of this module are recorded, and which: as a DeepSpeedConfig says, or these words."""
+    if deepspeed_config is not None:
+        comms_logger.configure(deepspeed_config.comms_config)
+    given = {"enabled": enabled, "prof_all": prof_all, "prof_ops": prof_ops, "verbose": verbose, "debug": debug}
+    for name, value in given.items():
+        if value is not None:
+            setattr(comms_logger, name, value)
+
+
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
+    """[collective] Rank 0 prints what was recorded; the engine's traffic is not in it."""
+    _expect_ready("log_summary()")
+    _dist.barrier()
+    return comms_logger.log_all(get_rank() == 0, show_straggler, return_dict)
+
+
+def has_comm_data() -> bool:
+    """[local] Whether a call is recorded."""
+    return comms_logger.has_data()
+
+
+def reset_log() -> None:
+    """[local] Forgets the records."""
+    comms_logger.reset_data()
+
+
+def get_comm_operation_count() -> int:
+    """[local] How many calls are recorded."""
+    return comms_logger.get_total_operations()
+
+
+def get_logged_comm_ops() -> list[str]:
+    """[local] Of which operations."""
+    return comms_logger.get_operation_names()
 
 
 from libzero.deepspeed.comm import comm  # noqa: E402  # its names are these

@@ -19,6 +19,7 @@ import torch
 from libzero._native import Options
 from libzero.config import as_options
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.monitor.monitor import services
 from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
 
@@ -328,6 +329,8 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
             ranks=[0],
         )
     native.pop("torch_autocast", None)
+    for name in services(native):  # the engine's monitor writes to them
+        del native[name]
     zero = native.get("zero_optimization")
     if isinstance(zero, dict):
         zero.pop(_GATHER_ON_SAVE, None)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
@@ -45,6 +46,7 @@ from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_clas
 from libzero.deepspeed.runtime.torch_autocast import TorchAutocast
 from libzero.deepspeed.utils import groups
 from libzero.deepspeed.utils.logging import log_dist, logger
+from libzero.deepspeed.utils.timer import ThroughputTimer
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
 from libzero.engine import Engine, compiled_from
 from libzero.errors import ConfigError
@@ -186,7 +188,10 @@ class DeepSpeedEngine(torch.nn.Module):
             optimizer.owned = True
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())
-        self.monitor = MonitorMaster(self._engine.options, self.global_rank)
+        self.monitor = MonitorMaster(self._engine.options, self.global_rank, config)
+        clock = SimpleNamespace(enabled=False, synchronized=False)
+        self.tput_timer = ThroughputTimer(clock, self.train_batch_size())
+        """For programs that read its counters; the engine does not start it. See Engine.times()."""
         self.training_dataloader = None if training_data is None else self.deepspeed_io(training_data)
 
     def _updates_of(
@@ -399,6 +404,11 @@ class DeepSpeedEngine(torch.nn.Module):
         return self._engine.loss_scale
 
     # ---- what it is ----
+    def log_level(self) -> str | None:
+        """[local] The configuration's log_level."""
+        level: str | None = self.config.get("log_level")
+        return level
+
     def train_batch_size(self) -> int:
         """[local] Samples of one update over all data-parallel ranks."""
         return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.dp_world_size

@@ -4,15 +4,18 @@ from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.runtime.dataloader import RepeatingLoader
 from libzero.deepspeed.utils import (
+    comms_logging,
     debug,
     groups,
     init_on_device,
     logging,
     nvtx,
     tensor_fragment,
+    timer,
     z3_leaf_module as _leaf,
     zero_to_fp32,
 )
+from libzero.deepspeed.utils.comms_logging import get_caller_func
 from libzero.deepspeed.utils.groups import *
 from libzero.deepspeed.utils.init_on_device import OnDevice
 from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger, set_log_level_from_string
@@ -30,8 +33,10 @@ z3_leaf_module = _leaf.z3_leaf_module
 __all__ = [
     "OnDevice",
     "RepeatingLoader",
+    "comms_logging",
     "debug",
     "get_accelerator",
+    "get_caller_func",
     "get_z3_leaf_modules",
     "groups",
     "init_on_device",
@@ -45,6 +50,7 @@ __all__ = [
     "set_z3_leaf_module",
     "set_z3_leaf_modules",
     "tensor_fragment",
+    "timer",
     "unset_z3_leaf_modules",
     "z3_leaf_module",
     "zero_to_fp32",
