@@ -132,7 +132,8 @@ def test_models_of_a_configuration_know_old_names_and_refuse_unknown_ones() -> N
     class Mine(DeepSpeedConfigModel):
         new: int = 1
         old: str | None = Field(
-            None, json_schema_extra={"deprecated": True, "new_param": "new", "new_param_fn": lambda text: int(text or 0)}
+            None,
+            json_schema_extra={"deprecated": True, "new_param": "new", "new_param_fn": lambda text: int(text or 0)},
         )
 
     assert Mine(old="7").new == 7 and Mine(new="auto").new == 1
@@ -148,7 +149,8 @@ def test_models_of_a_configuration_know_old_names_and_refuse_unknown_ones() -> N
     assert DeepSpeedFP16Config(initial_scale_power=4).dynamic_loss_scale_args()["init_scale"] == 16
     assert repr(pp_int(1e6)) == "1,000,000" and get_scalar_param({"a": 1}, "b", 2) == 2
     assert get_gradient_clipping({}) == 1.0 and get_log_level({"log_level": "debug"}) == "debug"
-    assert runtime.config.get_optimizer_gradient_clipping({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 3}}}) == 3
+    clipped = {"optimizer": {"type": "Adam", "params": {"max_grad_norm": 3}}}
+    assert runtime.config.get_optimizer_gradient_clipping(clipped) == 3
 
 
 def test_a_topology_has_ranks_in_row_major_order() -> None:
@@ -482,3 +484,41 @@ def test_clocks_and_the_log_of_collectives_count() -> None:
     log.start_profiling_op(["x", "y"])
     log.stop_profiling_op(["x"])
     assert log.prof_ops == ["y"]
+
+
+def test_modules_are_marked_by_class_name_and_end_of_a_name() -> None:
+    from libzero.deepspeed.utils import (
+        get_z3_leaf_modules,
+        set_z3_leaf_modules,
+        set_z3_leaf_modules_by_name,
+        set_z3_leaf_modules_by_suffix,
+        unset_z3_leaf_modules,
+    )
+
+    class Block(torch.nn.Linear):
+        pass
+
+    class Special(Block):
+        pass
+
+    model = torch.nn.Sequential(Block(2, 2), torch.nn.Sequential(Special(2, 2), torch.nn.Linear(2, 2)))
+    assert set(set_z3_leaf_modules(model, [Block])) == {model[0], model[1][0]} == set(get_z3_leaf_modules(model))
+    assert set_z3_leaf_modules(model, ["Special"]) == [model[1][0]]
+    assert set(unset_z3_leaf_modules(model, [torch.nn.Linear])) == {model[0], *model[1]}
+    assert get_z3_leaf_modules(model) == []
+    assert set_z3_leaf_modules_by_name(model, ["1.0", "0"]) == ([model[1][0], model[0]], [])
+    assert set_z3_leaf_modules_by_name(model, ["0", "x"], flag=False, raise_if_not_found=False) == ([model[0]], ["x"])
+    assert set_z3_leaf_modules_by_suffix(model, [".1", "1"]) == ([model[1][1], model[1]], [])
+    for wrong in (
+        lambda: set_z3_leaf_modules(model, [torch.nn.Conv2d]),
+        lambda: set_z3_leaf_modules_by_name(model, ["x"]),
+        lambda: set_z3_leaf_modules_by_suffix(model, ["x"]),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+    with pytest.raises(AssertionError):
+        set_z3_leaf_modules(model, [3])  # type: ignore[list-item]
+    zero = {"stage": 3, "leaf_module": {"classes": "Special", "names": ["0"], "name_suffixes": ["none"]}}
+    plain = torch.nn.Sequential(Block(2, 2), Special(2, 2), torch.nn.Linear(2, 2))
+    engine, *_ = deepspeed.initialize(model=plain, config={"train_batch_size": 1, "zero_optimization": zero})
+    assert get_z3_leaf_modules(engine.module) == [plain[0], plain[1]]

@@ -61,8 +61,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
-        (REFUSED, _MARKS): "set_z3_leaf_modules_by_name "
-        "set_z3_leaf_modules_by_suffix z3_leaf_parameter",
+        (REFUSED, _MARKS): "z3_leaf_parameter",
         (REFUSED, _GROUPS): "bwc bwc_pipeline_parallel_world_size bwc_tensor_model_parallel_world_size "
         "expert_tensor_parallel_world_size get_model_parallel_group get_tensor_model_parallel_group "
         "get_tensor_model_parallel_src_rank initialize mesh_device mpu set_tensor_model_parallel_rank "

@@ -1,8 +1,8 @@
 """Names of DeepSpeed that are not built: they can be imported, and refuse in words when they are called.
 
 _theirs.py lists DeepSpeed's modules and names, _names.py says of those that are not built why, and what to use. From
-these lists a module's `__getattr__` and a finder of modules make what no file of this package defines, so that a program
-which only imports a name, or asks isinstance() of it, runs.
+these lists a module's `__getattr__` and a finder of modules make what no file of this package defines, so that a
+program which only imports a name, or asks isinstance() of it, runs.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         inside = module.__name__.removeprefix(_OURS + ".")
-        module.__doc__ = f"{_THEIRS}.{inside}: names that can be imported. Those that are not built refuse to be called."
+        module.__doc__ = f"{_THEIRS}.{inside}: its names can be imported. Those that are not built refuse to be called."
         module.__dict__["__getattr__"] = module_getattr(f"{_THEIRS}.{inside}")
 
 

@@ -334,6 +334,7 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
     zero = native.get("zero_optimization")
     if isinstance(zero, dict):
         zero.pop(_GATHER_ON_SAVE, None)
+        zero.pop("leaf_module", None)  # marks change nothing
     block = native.get("activation_checkpointing")
     if isinstance(block, dict):
         left_out = [key for key in NOT_CHECKPOINTED if block.pop(key, False)]

@@ -47,6 +47,7 @@ from libzero.deepspeed.runtime.torch_autocast import TorchAutocast
 from libzero.deepspeed.utils import groups
 from libzero.deepspeed.utils.logging import log_dist, logger
 from libzero.deepspeed.utils.timer import ThroughputTimer
+from libzero.deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
 from libzero.engine import Engine, compiled_from
 from libzero.errors import ConfigError
@@ -165,6 +166,9 @@ class DeepSpeedEngine(torch.nn.Module):
         if updates.patterns:
             native["libzero"] = {**native.get("libzero", {}), "parameter_groups": updates.patterns}
 
+        zero = config.get("zero_optimization")
+        if isinstance(zero, Mapping) and isinstance(zero.get("leaf_module"), Mapping):
+            apply_zero_leaf_module_config(self.module, zero["leaf_module"])
         if (recipe := recipe_of(native)) is not None:
             _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
         self._autocast.mark(compiled_from(self.module))

@@ -25,6 +25,8 @@ from libzero.deepspeed.utils.z3_leaf_module import (
     get_z3_leaf_modules,
     set_z3_leaf_module,
     set_z3_leaf_modules,
+    set_z3_leaf_modules_by_name,
+    set_z3_leaf_modules_by_suffix,
     unset_z3_leaf_modules,
 )
 
@@ -49,6 +51,8 @@ __all__ = [
     "set_log_level_from_string",
     "set_z3_leaf_module",
     "set_z3_leaf_modules",
+    "set_z3_leaf_modules_by_name",
+    "set_z3_leaf_modules_by_suffix",
     "tensor_fragment",
     "timer",
     "unset_z3_leaf_modules",
