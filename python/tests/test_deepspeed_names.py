@@ -522,3 +522,103 @@ def test_modules_are_marked_by_class_name_and_end_of_a_name() -> None:
     plain = torch.nn.Sequential(Block(2, 2), Special(2, 2), torch.nn.Linear(2, 2))
     engine, *_ = deepspeed.initialize(model=plain, config={"train_batch_size": 1, "zero_optimization": zero})
     assert get_z3_leaf_modules(engine.module) == [plain[0], plain[1]]
+
+
+def routed(logits: torch.Tensor, k: int, capacity: int, policy: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each token the weights by expert and place, and how many tokens chose each expert; one token at a time."""
+    gates = torch.softmax(logits, 1).tolist()
+    tokens, experts = logits.shape
+    chosen = [sorted(range(experts), key=lambda e, g=gate: -g[e])[:k] for gate in gates]
+    kept: list[set[int]] = [set() for _ in range(experts)]
+    for e in range(experts):
+        mine = [t for t in range(tokens) if e in chosen[t]]
+        if policy == "probs":
+            mine.sort(key=lambda t: -gates[t][e])
+        elif policy == "first choices":
+            mine.sort(key=lambda t: chosen[t].index(e))
+        kept[e] = set(mine[:capacity])
+    weights = torch.zeros(tokens, experts, capacity)
+    for e in range(experts):
+        order = sorted(kept[e])
+        if policy == "first choices":
+            order.sort(key=lambda t: chosen[t].index(e))
+        for place, t in enumerate(order):
+            total = sum(gates[t][other] for other in chosen[t] if t in kept[other]) if k > 1 else 1.0
+            weights[t, e, place] = gates[t][e] / total
+    return weights, torch.tensor([sum(e in each for each in chosen) for e in range(experts)])
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_gates_route_tokens_as_one_token_at_a_time(factor: float) -> None:
+    from libzero.deepspeed.moe.sharded_moe import TopKGate, top1gating, top2gating, topkgating
+
+    torch.manual_seed(3)
+    logits = 2 * torch.randn(12, 4)
+    mean = torch.softmax(logits, 1).mean(0)
+    found = {
+        (1, "position"): top1gating(logits, factor, 0, use_rts=False),
+        (2, "first choices"): top2gating(logits, factor, 0, top2_2nd_expert_sampling=False),
+        (3, "probs"): topkgating(logits, 3, factor, 0),
+        (3, "position"): topkgating(logits, 3, factor, 0, drop_policy="position"),
+    }
+    for (k, policy), (l_aux, weights, mask, counts) in found.items():
+        capacity = math.ceil(12 / 4 * factor * k)
+        expected, chosen = routed(logits, k, capacity, policy)
+        if k == 1:  # which of equal tokens are dropped is torch's choice
+            assert weights.shape == expected.shape and (weights.sum((0, 2)) > 0).tolist() == (chosen > 0).tolist()
+            assert [int(n) for n in mask.sum((0, 2))] == [min(int(n), capacity) for n in chosen]
+        else:
+            torch.testing.assert_close(weights, expected)
+        assert torch.equal(mask, weights.bool()) and torch.equal(counts, chosen)
+        shares = torch.nn.functional.one_hot(logits.argmax(1), 4).float().mean(0) if k < 3 else chosen / 12 / k
+        torch.testing.assert_close(l_aux, 4 * (mean * shares).sum())
+    _, weights, mask, counts = topkgating(logits, 2, 0.1, 0, drop_tokens=False)
+    assert mask.sum() == 24 and weights.shape[2] == counts.max()
+    torch.testing.assert_close(weights.sum((1, 2)), torch.ones(12))
+    used = (torch.arange(12) % 2).float()
+    _, weights, _, counts = top1gating(logits, 1.0, 0, used_token=used, drop_tokens=False)
+    assert weights[::2].abs().sum() == 0 and counts.sum() == 6
+    _, capacity, experts, chosen, places, gates, _ = top2gating(logits, factor, 0, sparse_routes=True)
+    assert (int(capacity), experts, chosen.shape) == (math.ceil(6 * factor), 4, (2, 12))
+    assert int(places.max()) < int(capacity) and gates[chosen < 0].abs().sum() == 0
+    with pytest.raises(AssertionError):
+        top1gating(logits, 1.0, 13)
+    with pytest.raises(ValueError):
+        topkgating(logits, 2, 1.0, 0, drop_policy="none")
+    gate = TopKGate(3, 4, k=2, min_capacity=0, top2_2nd_expert_sampling=False)
+    tokens = torch.randn(8, 3)
+    again = top2gating(tokens @ gate.wg.weight.T, 1.0, 0, top2_2nd_expert_sampling=False)
+    torch.testing.assert_close(gate(tokens)[1], again[1])
+
+
+RTS = [[1, 2, 0, 2, 0, 1, -1, -1]]
+NOISY = [[2, 1, -1, 0, -1, 1, 1, 2]]
+SAMPLED = [[1, 2, 0, 2, 0, 1, 0, 1], [2, 1, 1, 0, 1, 2, -1, 2]]
+
+
+def test_draws_of_gates_are_deepspeeds() -> None:
+    """Recorded from DeepSpeed 0.19.8: the tokens' experts (-1: dropped) after torch.manual_seed(5)."""
+    from libzero.deepspeed.moe.sharded_moe import top1gating, top2gating
+
+    logits = torch.tensor([[(3 * t + 5 * e) % 7 / 4 for e in range(3)] for t in range(8)])
+    torch.manual_seed(5)
+    assert top1gating(logits, 0.5, 1, sparse_routes=True)[3].tolist() == RTS
+    torch.manual_seed(5)
+    assert top1gating(logits, 1.0, 1, noisy_gate_policy="RSample", sparse_routes=True)[3].tolist() == NOISY
+    torch.manual_seed(5)
+    assert top2gating(logits, 1.0, 1, sparse_routes=True)[3].tolist() == SAMPLED
+
+
+def test_experts_load_under_deepspeeds_names() -> None:
+    from libzero.deepspeed.moe.layer import MoE
+
+    layer = MoE(2, torch.nn.Linear(2, 2), num_experts=2)
+    theirs = {
+        "0.deepspeed_moe.gate.wg.weight": torch.full((2, 2), 5.0),
+        **{f"0.deepspeed_moe.experts.deepspeed_experts.{n}.weight": torch.full((2, 2), float(n)) for n in range(2)},
+        **{f"0.deepspeed_moe.experts.deepspeed_experts.{n}.bias": torch.full((2,), float(n)) for n in range(2)},
+    }
+    torch.nn.Sequential(layer).load_state_dict(theirs)
+    assert layer.gate["wg"].weight.unique().tolist() == [5.0]
+    assert [layer.experts[str(n)].weight.unique().tolist() for n in range(2)] == [[0.0], [1.0]]
+    torch.nn.Sequential(layer).load_state_dict(torch.nn.Sequential(layer).state_dict())

@@ -86,7 +86,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "model_parallel_reconfigure_tp_seed mp_group mp_rank mp_size mpu",
     },
     "deepspeed.moe.layer": {
-        (REFUSED, _MOE): "Experts MOELayer TopKGate",
+        (REFUSED, _MOE): "Experts MOELayer",
     },
     "deepspeed.comm": {
         (REFUSED, _LOG): "get_debug_log_name get_default_args get_msg_size_from_args get_tensor_kwarg "
@@ -144,8 +144,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
     },
 }
 _TABLE["deepspeed.moe"] = {
-    (REFUSED, _MOE): "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts fused_expert_layout "
-    "mappings sharded_moe"
+    (REFUSED, _MOE): "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts fused_expert_layout mappings"
 }
 _TABLE["deepspeed.utils.groups"] = {
     (REFUSED, "groups are no process groups of torch. Hint: libzero's engine.mesh.experts(ep_size)."): "initialize "
@@ -165,6 +164,7 @@ ALIASES = {
     "utils.dist": "libzero.deepspeed.comm",
     "utils.logger": "libzero.deepspeed.utils.logging:logger",
     "moe.layer.groups": "libzero.deepspeed.utils.groups",
+    "moe.layer.TopKGate": "libzero.deepspeed.moe.sharded_moe:TopKGate",
     "moe.layer.log_dist": "libzero.deepspeed.utils:log_dist",
     "moe.utils.defaultdict": "collections:defaultdict",
     "ops.op_builder.all_ops.ALL_OPS": "libzero.deepspeed.ops.op_builder:ALL_OPS",

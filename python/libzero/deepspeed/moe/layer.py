@@ -38,6 +38,8 @@ class _Part:
 class MoE(moe.MoE):
     """libzero.MoE. Its parameters have its names, gate.wg.weight and experts.C.*, with C the number among all experts.
 
+    load_state_dict() takes DeepSpeed's names too: deepspeed_moe.gate.wg.weight and
+    deepspeed_moe.experts.deepspeed_experts.N.*, with N the number among the experts of this rank.
     use_tutel: without effect. NotImplementedError for enable_expert_tensor_parallelism.
     """
 
@@ -122,14 +124,28 @@ class MoE(moe.MoE):
         }
         return _Part("MoE.deepspeed_moe", values)
 
-    def _local_experts(self) -> list[torch.nn.Module]:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *words: Any) -> None:
+        theirs = f"{prefix}deepspeed_moe."
+        for key in [key for key in state_dict if key.startswith(theirs)]:
+            name = key.removeprefix(theirs)
+            if name.startswith("experts.deepspeed_experts."):
+                number, _, rest = name.removeprefix("experts.deepspeed_experts.").partition(".")
+                name = f"experts.{self._first_expert() + int(number)}.{rest}"
+            state_dict[prefix + name] = state_dict.pop(key)
+        super()._load_from_state_dict(state_dict, prefix, *words)
+
+    def _first_expert(self) -> int:
+        """The number of this rank's first expert among all."""
         place = 0 if self.ep_size == 1 else self._layer.place
         if place is None:
             raise ConfigError(
                 f"[MoE] deepspeed_experts: got a layer with ep_size {self.ep_size} before deepspeed.initialize(), "
                 "which decides which experts a rank has. Hint: read them afterwards."
             )
-        return list(self.experts.values())[place * self.num_local_experts :][: self.num_local_experts]
+        return place * self.num_local_experts
+
+    def _local_experts(self) -> list[torch.nn.Module]:
+        return list(self.experts.values())[self._first_expert() :][: self.num_local_experts]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_l_aux": None}  # its graph cannot be copied
