@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -62,6 +63,16 @@ class TiledLinear(torch.nn.Module):
             # The bound of torch.nn.Linear, which follows the features of the whole layer, not of a tile.
             for parameter in self.parameters():
                 torch.nn.init.uniform_(parameter, -1 / math.sqrt(in_features), 1 / math.sqrt(in_features))
+
+    @property
+    def in_parts(self) -> list[int]:
+        """Where each part of the input begins, and the end."""
+        return [0, *accumulate(self.in_sizes)]
+
+    @property
+    def out_parts(self) -> list[int]:
+        """The same, of the output."""
+        return [0, *accumulate(self.out_sizes)]
 
     def forward(self, input_: torch.Tensor | list[torch.Tensor]) -> Any:
         """input_: (..., in_features), or the list. Returns (..., out_features), or the list."""

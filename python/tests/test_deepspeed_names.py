@@ -1,5 +1,6 @@
 """Small modules of DeepSpeed that programs call without an engine, with the results that DeepSpeed 0.19.8 gives."""
 
+import argparse
 import base64
 import importlib.machinery
 import itertools
@@ -622,3 +623,76 @@ def test_experts_load_under_deepspeeds_names() -> None:
     assert layer.gate["wg"].weight.unique().tolist() == [5.0]
     assert [layer.experts[str(n)].weight.unique().tolist() for n in range(2)] == [[0.0], [1.0]]
     torch.nn.Sequential(layer).load_state_dict(torch.nn.Sequential(layer).state_dict())
+
+
+def test_tools_of_checkpoints_work_on_those_of_libzero(tmp_path: Path) -> None:
+    from libzero.deepspeed.checkpoint import DeepSpeedCheckpoint, ds_to_universal
+    from libzero.deepspeed.checkpoint.utils import get_model_ckpt_name_for_rank, get_zero_ckpt_name_for_rank
+    from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_optim_files
+
+    config = {"train_batch_size": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.5}}}
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(2, 1), config=config)
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    engine.save_checkpoint(tmp_path, tag="one")
+    weight = engine.module.weight.detach().clone()
+    files = get_optim_files(str(tmp_path / "one"))
+    assert files and all(Path(file).is_file() for file in files)
+    words = argparse.Namespace(input_folder=str(tmp_path / "one"), output_folder=str(tmp_path / "one_universal"))
+    ds_to_universal.main(words)
+    (tmp_path / "latest").unlink()
+    again, *_ = deepspeed.initialize(
+        model=torch.nn.Linear(2, 1), config={**config, "checkpoint": {"load_universal": True}}
+    )
+    path, _ = again.load_checkpoint(tmp_path)
+    assert again.load_universal_checkpoint() and not engine.load_universal_checkpoint()
+    assert path is not None and path.endswith("one_universal") and again.global_steps == 1
+    assert torch.equal(again.module.weight, weight)
+    assert torch.equal(get_fp32_state_dict_from_zero_checkpoint(tmp_path, "one_universal")["weight"], weight)
+    (tmp_path / "other").mkdir()
+    words.input_folder = str(tmp_path / "other")
+    with pytest.raises(libzero.ConfigError, match="expected a checkpoint of libzero. Hint: `zero checkpoint import`"):
+        ds_to_universal.main(words)
+    with pytest.raises(NotImplementedError, match="there is one checkpoint format"):
+        DeepSpeedCheckpoint(str(tmp_path / "one"))
+    assert get_model_ckpt_name_for_rank("d", "01") == "d/mp_rank_01_model_states.pt"
+    assert get_zero_ckpt_name_for_rank("d", 3, 1) == "d/zero_pp_rank_3_mp_rank_01_optim_states.pt"
+
+
+def test_linear_layers_of_deepspeed_compute_and_refuse_what_is_not_built() -> None:
+    from libzero.deepspeed.linear import LoRAConfig, OptimizedLinear, QuantizationConfig, init_lora
+    from libzero.deepspeed.linear.optimized_linear import LoRAOptimizedLinear
+    from libzero.deepspeed.runtime.zero.linear import LinearModuleForZeroStage3, zero3_linear_wrap
+    from libzero.deepspeed.runtime.zero.tiling import TiledLinear
+
+    plain = OptimizedLinear(4, 3, dtype=torch.float32)
+    assert type(plain) is torch.nn.Linear and plain.bias is None
+    layer = OptimizedLinear(4, 3, lora_config=LoRAConfig(lora_r=2, lora_alpha=6), dtype=torch.float32)
+    assert isinstance(layer, LoRAOptimizedLinear)
+    assert [name for name, p in layer.named_parameters() if p.requires_grad] == [
+        "lora_weight_1.weight",
+        "lora_weight_2.weight",
+    ]
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(layer(x), x @ layer.weight.T)
+    torch.nn.init.normal_(layer.lora_weight_2.weight)
+    adapted = layer.weight + 3 * layer.lora_weight_2.weight @ layer.lora_weight_1.weight
+    torch.testing.assert_close(layer(x), x @ adapted.T)
+    late = OptimizedLinear(4, 3, lora_config=LoRAConfig(delay_lora_init=True), dtype=torch.float32)
+    with pytest.raises(AssertionError):
+        late(x)
+    init_lora(torch.nn.ModuleList([late]))
+    assert late(x).shape == (5, 3) and late.lora_weight_1.weight.shape == (64, 4)
+    named = torch.nn.ModuleDict({"other": OptimizedLinear(4, 3, lora_config=LoRAConfig(), dtype=torch.float32)})
+    named.load_state_dict({"other.weight": torch.ones(3, 4)}, strict=False)
+    torch.testing.assert_close(named["other"](x), x @ torch.ones(4, 3))
+    with pytest.raises(NotImplementedError, match="quantized weights are not built. Hint: "):
+        OptimizedLinear(4, 3, quantization_config=QuantizationConfig())
+    with pytest.raises(NotImplementedError):
+        OptimizedLinear(4, 3, lora_config=LoRAConfig(base_weight_sharding=2))
+    with pytest.raises(ValueError):
+        OptimizedLinear(4, 3, lora_config={"lora_r": 2})  # type: ignore[arg-type]
+    tiled = TiledLinear(7, 5, in_splits=3, out_splits=2)
+    assert (tiled.in_parts, tiled.out_parts) == ([0, 3, 5, 7], [0, 3, 5])
+    torch.testing.assert_close(zero3_linear_wrap(x, plain.weight), plain(x))
+    assert isinstance(LinearModuleForZeroStage3(4, 3), torch.nn.Linear)

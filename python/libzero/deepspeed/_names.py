@@ -29,7 +29,7 @@ _CONSTANT = "it names a key of DeepSpeed's configuration reader. Hint: docs/conf
 _COMM = "the engine's traffic has no such backend. Hint: torch.distributed."
 _LOG = "it is a part of DeepSpeed's log. Hint: deepspeed.comm.log_summary(), engine.start_trace() of libzero."
 _BUFFERS = "activations are not split or packed. Hint: deepspeed.checkpointing.checkpoint()."
-_ONE_FORMAT = "there is one checkpoint format, which loads at every stage."
+_ONE_FORMAT = "there is one checkpoint format, which loads at every stage. Hint: docs/checkpoints.md."
 _GROUPS = "groups are no process groups of torch. Hint: libzero.Mesh.of(config).group('tp')."
 _KEY = "no value of the engine depends on it. Hint: engine.config has what the program wrote."
 
@@ -45,7 +45,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "default_inference_config inference init_inference model_implementations",
         (REFUSED, _TENSOR): "load_ds_config merge_tp_model_init_into_config record_tp_model_init_args "
         "set_autotp_mode tp_model_init",
-        (REFUSED, _TRANSFORMER): "DeepSpeedTransformerConfig DeepSpeedTransformerLayer linear module_inject "
+        (REFUSED, _TRANSFORMER): "DeepSpeedTransformerConfig DeepSpeedTransformerLayer module_inject "
         "replace_transformer_layer",
         (REFUSED, _MUON): "KV MLA_KV MLA_Q MUON_OPTIMIZER NOT_HEAD_BLOCKED QUERY "
         "resolve_per_head_muon_after_sharding set_optimizer_flags",
@@ -58,7 +58,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
     "deepspeed.zero": {
         (MEANINGLESS, _INSIDE): "DeepSpeedTensorOverride DeepSpeedZeRoOffload parameter_offload "
         "partitioned_param_coordinator partitioned_param_profiler offload_states utils",
-        (REFUSED, _LINEAR): "linear",
     },
     "deepspeed.utils": {
         (REFUSED, _MARKS): "z3_leaf_parameter",
@@ -127,7 +126,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "data_efficiency_enabled data_sampling_config data_sampling_enabled random_ltd_config random_ltd_enabled "
         "random_ltd_initialize set_custom_curriculum_learning_schedule set_data_post_process_func",
         (REFUSED, _STATES): "offload_states reload_states",
-        (REFUSED, _ONE_FORMAT): "load_moe_state_dict load_universal_checkpoint",
+        (REFUSED, _ONE_FORMAT): "load_moe_state_dict",
         (REFUSED, _ZENFLOW): "zenflow_config",
         (REFUSED, "the batch is the configuration's. Hint: gradient_accumulation_steps."): "set_train_batch_size "
         "set_train_micro_batch_size",
@@ -144,7 +143,8 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
     },
 }
 _TABLE["deepspeed.moe"] = {
-    (REFUSED, _MOE): "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts fused_expert_layout mappings"
+    (REFUSED, _MOE): "ep_count ep_experts ep_kernels ep_repack ep_router ep_tp_dispatch experts "
+    "fused_expert_layout mappings"
 }
 _TABLE["deepspeed.utils.groups"] = {
     (REFUSED, "groups are no process groups of torch. Hint: libzero's engine.mesh.experts(ep_size)."): "initialize "
@@ -164,6 +164,8 @@ ALIASES = {
     "utils.dist": "libzero.deepspeed.comm",
     "utils.logger": "libzero.deepspeed.utils.logging:logger",
     "moe.layer.groups": "libzero.deepspeed.utils.groups",
+    "runtime.zero.linear.LinearModuleForZeroStage3": "torch.nn:Linear",
+    "runtime.zero.linear.zero3_linear_wrap": "torch.nn.functional:linear",
     "moe.layer.TopKGate": "libzero.deepspeed.moe.sharded_moe:TopKGate",
     "moe.layer.log_dist": "libzero.deepspeed.utils:log_dist",
     "moe.utils.defaultdict": "collections:defaultdict",
@@ -179,6 +181,9 @@ ALIASES = {
 
 MORE = {
     "comm.config": "libzero.deepspeed.runtime._models",
+    "linear.config": "libzero.deepspeed.linear",
+    "linear.context_manager": "libzero.deepspeed.linear",
+    "linear.optimized_linear": "libzero.deepspeed.linear",
     "monitor.comet": "libzero.deepspeed.monitor.monitor",
     "monitor.config": "libzero.deepspeed.runtime._models",
     "monitor.csv_monitor": "libzero.deepspeed.monitor.monitor",
@@ -204,7 +209,7 @@ _AREAS = {
     "inference": _INFERENCE,
     "io": "checkpoints go to folders. Hint: engine.save_checkpoint().",
     "launcher": _LAUNCHERS,
-    "linear": "adapters and quantized weights are the model's. Hint: peft; its layers train.",
+    "linear": "quantized weights are not built. Hint: zero_optimization.zero_quantized_weights.",
     "model_implementations": _INFERENCE,
     "module_inject": _TENSOR,
     "moe": _MOE,

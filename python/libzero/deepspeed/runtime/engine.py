@@ -408,6 +408,11 @@ class DeepSpeedEngine(torch.nn.Module):
         return self._engine.loss_scale
 
     # ---- what it is ----
+    def load_universal_checkpoint(self) -> bool:
+        """[local] The configuration's checkpoint.load_universal."""
+        block = self.config.get("checkpoint")
+        return isinstance(block, Mapping) and block.get("load_universal") is True
+
     def log_level(self) -> str | None:
         """[local] The configuration's log_level."""
         level: str | None = self.config.get("log_level")
@@ -749,13 +754,15 @@ class DeepSpeedEngine(torch.nn.Module):
     ) -> tuple[str | None, dict[str, Any] | None]:
         """[collective] Loads LOAD_DIR/TAG, without a tag the one in LOAD_DIR/latest; returns its path and client_state.
 
-        (None, None) where there is no file `latest`. IoError for a checkpoint that is missing or damaged.
+        With checkpoint.load_universal the file is latest_universal, which deepspeed.checkpoint.ds_to_universal writes.
+        (None, None) where it is not there. IoError for a checkpoint that is missing or damaged.
         load_module_only: weights and buffers, no counters, rates and moments. load_optimizer_states=False: no moments;
         masters are the weights. custom_load_fn(src=state_dict, dst=module) loads the weights; it needs one of these.
         """
-        taken = str(tag) if tag is not None else latest_tag(load_dir)
+        latest = "latest_universal" if self.load_universal_checkpoint() else "latest"
+        taken = str(tag) if tag is not None else latest_tag(load_dir, latest)
         if taken is None:
-            logger.warning("cannot find the latest checkpoint: %s is not there", Path(load_dir) / "latest")
+            logger.warning("cannot find the latest checkpoint: %s is not there", Path(load_dir) / latest)
             return None, None
         whole = load_optimizer_states and not load_module_only
         if whole and custom_load_fn is not None:

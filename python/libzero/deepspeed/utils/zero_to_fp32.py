@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +21,10 @@ from libzero.errors import IoError
 
 __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
+    "get_checkpoint_files",
     "get_fp32_state_dict_from_zero_checkpoint",
+    "get_model_state_files",
+    "get_optim_files",
     "load_state_dict_from_zero_checkpoint",
     "read_manifest",
     "read_tensors",
@@ -45,9 +49,9 @@ _DTYPES = {
 }
 
 
-def latest_tag(folder: str | os.PathLike[str]) -> str | None:
-    """The tag in the file `latest`; None without the file."""
-    file = Path(folder) / "latest"
+def latest_tag(folder: str | os.PathLike[str], name: str = "latest") -> str | None:
+    """The tag in the file `latest`, or of another name; None without the file."""
+    file = Path(folder) / name
     return file.read_text().split("\n", 1)[0].strip() if file.is_file() else None
 
 
@@ -67,6 +71,23 @@ def read_manifest(folder: str | os.PathLike[str], tag: str | None) -> tuple[Path
             "Hint: read it with the libzero that wrote it, or a newer one."
         )
     return path, manifest
+
+
+def get_checkpoint_files(checkpoint_dir: str | os.PathLike[str], glob_pattern: str) -> list[str]:
+    """The files DIR/TAG has of a pattern, numbers in their order. FileNotFoundError for none."""
+    found = [str(path) for path in Path(checkpoint_dir).glob(glob_pattern)]
+    if not found:
+        raise FileNotFoundError(f"cannot find {Path(checkpoint_dir) / glob_pattern}")
+    return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)])
+
+
+def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
+    """The files of DIR/TAG with states of ranks; they have the weights too."""
+    path, manifest = read_manifest(Path(checkpoint_dir).parent, Path(checkpoint_dir).name)
+    return [str(path / file["name"]) for file in manifest["files"]]
+
+
+get_model_state_files = get_optim_files
 
 
 class _Files:
