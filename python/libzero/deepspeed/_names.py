@@ -229,7 +229,6 @@ _AREAS = {
     "runtime.sparse_tensor": _SPARSE,
     "runtime.superoffload": _ZENFLOW,
     "runtime.tensor_parallel": _TENSOR,
-    "runtime.torch_autocast": _AUTOCAST,
     "runtime.zenflow": _ZENFLOW,
     "runtime.zero.linear": _LINEAR,
     "runtime.zero.muon": _MUON,
