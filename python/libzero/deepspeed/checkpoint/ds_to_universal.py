@@ -31,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main(args: argparse.Namespace) -> None:
-    """[local] Copies args.input_folder to args.output_folder, which the file latest_universal beside it then names.
+    """[local] Copies args.input_folder to args.output_folder, which the file latest_universal next to it then names.
 
     ConfigError for a checkpoint that libzero has not written.
     """

@@ -137,7 +137,7 @@ class CometMonitor(Monitor):
 class MonitorMaster(Monitor):
     """[local] All that are enabled; they write on rank 0 only.
 
-    monitor_config: DeepSpeedMonitorConfig; or the engine's options, with the blocks of services beside them.
+    monitor_config: DeepSpeedMonitorConfig; or the engine's options, with the blocks of services.
     """
 
     def __init__(self, monitor_config: Any, rank: int | None = None, blocks: Mapping[str, Any] | None = None) -> None:

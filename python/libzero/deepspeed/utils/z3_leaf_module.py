@@ -94,7 +94,7 @@ def _set_by(
 def set_z3_leaf_modules_by_name(
     model: torch.nn.Module, module_names: Iterable[str], flag: bool = True, raise_if_not_found: bool = True
 ) -> tuple[list[torch.nn.Module], list[str]]:
-    """[local] Marks the modules of these names. Returns them, and the names without one, a ValueError unless allowed."""
+    """[local] Marks the modules of these names. Returns them and the names without one: a ValueError unless allowed."""
     modules = dict(model.named_modules())
     wanted = {name: [modules[name]] if name in modules else [] for name in module_names}
     return _set_by(model, wanted, flag, raise_if_not_found, "module_names")
