@@ -121,6 +121,8 @@ def test_states_keep_their_dtype() -> None:
     other.load_state_dict(optimizer.state_dict())
     assert other.state[p]["exp_avg"].dtype is torch.float32
     assert torch.equal(other.state[p]["exp_avg_sq"], optimizer.state[p]["exp_avg_sq"])
+    assert copy.deepcopy(DeepSpeedCPUAdam([p], adamw_mode=False)).adam_w_mode is False
+    assert copy.deepcopy(DeepSpeedCPULion([p], fp32_optimizer_states=False)).fp32_optimizer_states is False
     for narrow in (
         DeepSpeedCPUAdam([p], fp32_optimizer_states=False),
         DeepSpeedCPULion([p], fp32_optimizer_states=False),

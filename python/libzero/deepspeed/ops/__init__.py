@@ -100,6 +100,12 @@ class EngineOptimizer(torch.optim.Optimizer):
                         self.state[p][name] = value.to(p.device, self._state_dtype(p), copy=True)
 
 
+    def __getstate__(self) -> dict[str, Any]:
+        # torch copies groups and states only, and a copy would have another rule.
+        own = ("adam_w_mode", "fp32_optimizer_states")
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in own if name in vars(self)}}
+
+
 class SubgroupOptimizer(EngineOptimizer):
     """One that can also update the parameter of a subgroup, whose states go by its number."""
 
