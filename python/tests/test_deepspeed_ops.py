@@ -105,6 +105,21 @@ def test_an_update_without_bias_correction() -> None:
     assert set(optimizer.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_tensors_of_any_layout_are_updated(decoupled: bool) -> None:
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    p, twin = nn.Parameter(values.t().clone(memory_format=torch.preserve_format)), nn.Parameter(values.t().contiguous())
+    assert not p.is_contiguous()
+    optimizer = DeepSpeedCPUAdam([p], adamw_mode=decoupled, **ADAM)
+    plain = (torch.optim.AdamW if decoupled else torch.optim.Adam)([twin], **ADAM)
+    for step in range(3):
+        for grad in (values.t() * (step + 1), torch.ones(()).expand(4, 3)):
+            p.grad, twin.grad = grad, grad.contiguous()
+            optimizer.step()
+            plain.step()
+    torch.testing.assert_close(p, twin, atol=2e-6, rtol=2e-6)
+
+
 def test_states_keep_their_dtype() -> None:
     """bf16 parameters: an update in fp32 that is rounded once; fp32 states, also after a state dict."""
     p = nn.Parameter(torch.randn(64, generator=torch.Generator().manual_seed(1)).bfloat16())
