@@ -276,6 +276,7 @@ def test_functions_on_gradients_and_nested_tensors() -> None:
 DIVIDED = """
 import deepspeed
 import torch
+from deepspeed.runtime.comm.coalesced_collectives import reduce_scatter_coalesced
 from deepspeed.runtime.utils import PartitionedTensor, clip_grad_norm_
 
 deepspeed.init_distributed()
@@ -285,6 +286,9 @@ for numbers in (torch.arange(12.0).view(3, 4), torch.arange(7.0)):
     assert torch.equal(part.full(), numbers) and part.full_size() == list(numbers.shape)
     again = PartitionedTensor.from_meta(part.to_meta(), part.data(), torch.distributed.group.WORLD, "cpu")
     assert torch.equal(again.full(), numbers) and again.local_size() == part.local_size()
+parts = reduce_scatter_coalesced([torch.arange(4.0).view(2, 2) * (1 + rank), torch.arange(5.0) + rank, torch.ones(1)])
+expected = [[0.0, 1.5], [0.5, 1.5, 2.5], [1.0]] if rank == 0 else [[3.0, 4.5], [3.5, 4.5], []]
+assert [part.tolist() for part in parts] == expected
 weight = torch.nn.Parameter(torch.zeros(2))
 weight.grad = torch.tensor([3.0, 4.0]) * (1 + rank)
 norm = clip_grad_norm_([weight, torch.nn.Parameter(torch.zeros(1))], max_norm=1.5)
@@ -696,3 +700,30 @@ def test_linear_layers_of_deepspeed_compute_and_refuse_what_is_not_built() -> No
     assert (tiled.in_parts, tiled.out_parts) == ([0, 3, 5, 7], [0, 3, 5])
     torch.testing.assert_close(zero3_linear_wrap(x, plain.weight), plain(x))
     assert isinstance(LinearModuleForZeroStage3(4, 3), torch.nn.Linear)
+
+
+def test_what_is_not_built_says_what_to_use() -> None:
+    from libzero.deepspeed import init_inference, tp_model_init
+    from libzero.deepspeed.module_inject.layers import LinearLayer
+    from libzero.deepspeed.runtime.activation_checkpointing.offload_activations import CheckpointHiddenStatesOffload
+    from libzero.deepspeed.runtime.sequence_parallel.parallel_state_sp import get_sequence_parallel_group
+    from libzero.deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP, UlyssesSPAttentionHF
+    from libzero.deepspeed.sequence.layer import DistributedAttention
+    from libzero.deepspeed.utils.pin_memory_tracker import track_pinned_memory
+
+    for name in (
+        init_inference,
+        tp_model_init,
+        LinearLayer,
+        CheckpointHiddenStatesOffload,
+        get_sequence_parallel_group,
+        UlyssesSPAttentionHF,
+        DistributedAttention,
+        track_pinned_memory,
+    ):
+        with pytest.raises(NotImplementedError, match=rf"\.{name.__name__} is not (built|meaningful here): ."):
+            name(3, of="anything")
+        assert not isinstance(3, name)
+    with pytest.raises(AttributeError, match=r"^TiledMLP.apply: .*TiledMLP is not built: .* Hint: "):
+        TiledMLP.apply()
+    assert deepspeed.runtime.sequence_parallel.ulysses_sp is not None  # without an import of its own
