@@ -25,9 +25,7 @@ struct Cancelled : std::exception {};
 class Background final : public engine::BackgroundSave {
  public:
   Background(engine::State& state, std::unique_ptr<Save> save)
-      : state_(state),
-        save_(std::move(save)),
-        snapshot_(state, save_->pieces(), state.parts.settings.checkpoint.memory) {
+      : state_(state), save_(std::move(save)), snapshot_(state, save_->pieces(), state.job.settings.checkpoint.memory) {
     start_writer();
     snapshot_.watch();  // last, because nothing may fail after it
   }
@@ -45,7 +43,7 @@ class Background final : public engine::BackgroundSave {
 
   bool at_boundary() override {
     const auto mine = status();
-    const auto all = state_.parts.comm->size() > 1 ? state_.parts.comm->all_gather_bytes(mine) : std::vector{mine};
+    const auto all = state_.job.comm->size() > 1 ? state_.job.comm->all_gather_bytes(mine) : std::vector{mine};
     const auto has = [&](const char* what) { return std::find(all.begin(), all.end(), what) != all.end(); };
     if (has(kFailed))
       cancelled_ = true;  // the other ranks stop, too
@@ -67,7 +65,7 @@ class Background final : public engine::BackgroundSave {
     over_ = true;
     auto& progress = state_.parts.progress;
     try {
-      const auto reports = engine::agree_while_moving(*state_.parts.comm, kSaving, moved_, [&] {
+      const auto reports = engine::agree_while_moving(*state_.job.comm, kSaving, moved_, [&] {
         try {
           work_.get();
         } catch (const Cancelled&) {
@@ -80,16 +78,16 @@ class Background final : public engine::BackgroundSave {
       save_->publish(reports);
     } catch (const IoError& e) {
       snapshot_.stop_watching();
-      if (!state_.parts.settings.checkpoint.save_errors_warn || progress.failed_saves == kMostWarnings) throw;
+      if (!state_.job.settings.checkpoint.save_errors_warn || progress.failed_saves == kMostWarnings) throw;
       ++progress.failed_saves;
-      if (state_.parts.comm->rank() == 0)
+      if (state_.job.comm->rank() == 0)
         base::log(LogLevel::Warning, base::join("[save_checkpoint] the save of ", save_->tag(), " failed, ",
                                                 progress.failed_saves, " in a row (libzero.save_errors): ", e.what()));
       return;
     }
     progress.failed_saves = 0;
     progress.saved_tag = save_->tag();
-    if (state_.parts.settings.checkpoint.show_statistics) tell();
+    if (state_.job.settings.checkpoint.show_statistics) tell();
   }
 
  private:
@@ -102,13 +100,13 @@ class Background final : public engine::BackgroundSave {
   // Whether an update that begins now would wait for the writer so long that other ranks, which wait for the update in
   // a collective, come near their limit. missing: bytes that the writer must copy first.
   bool is_behind(std::int64_t missing) const {
-    const auto limit = std::chrono::duration<double>(state_.parts.comm->timeout()).count() / 4;
+    const auto limit = std::chrono::duration<double>(state_.job.comm->timeout()).count() / 4;
     return static_cast<double>(missing) * since(begun_) > static_cast<double>(moved_.load()) * limit;
   }
 
   // [collective] Ranks tell each other meanwhile that bytes move.
   void wait_while_moving(const char* call, const std::function<void()>& wait) {
-    (void)engine::agree_while_moving(*state_.parts.comm, call, moved_, [&] {
+    (void)engine::agree_while_moving(*state_.job.comm, call, moved_, [&] {
       wait();
       return "";
     });
@@ -150,7 +148,7 @@ class Background final : public engine::BackgroundSave {
   void tell() const {
     const auto stats = snapshot_.stats();
     base::log(LogLevel::Info,
-              base::join("checkpoint ", save_->tag(), ": rank ", state_.parts.comm->rank(), " wrote ", moved_.load(),
+              base::join("checkpoint ", save_->tag(), ": rank ", state_.job.comm->rank(), " wrote ", moved_.load(),
                          " bytes in ", seconds_, " s in the background; updates waited ", stats.stalled,
                          " s and copied ", stats.held, " bytes, ", stats.most_held, " at once"));
   }
@@ -173,7 +171,7 @@ class Background final : public engine::BackgroundSave {
 void write_in_background(engine::State& state, std::unique_ptr<Save> save) {
   // All ranks have one or none, because steps ask for it together.
   try {
-    (void)engine::agree(*state.parts.comm, kSaving, [&] {
+    (void)engine::agree(*state.job.comm, kSaving, [&] {
       state.parts.progress.background = std::make_unique<Background>(state, std::move(save));
       return "";
     });

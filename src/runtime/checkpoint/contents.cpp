@@ -112,8 +112,8 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
         add(std::string("opt.") + state.parts.optimizer->slot_name(k), at::kFloat);
     }
   }
-  const auto unsaved = engine::unsaved_buffers(*state.parts.model);
-  for (const auto& item : state.parts.model->named_buffers()) {
+  const auto unsaved = engine::unsaved_buffers(*state.job.model);
+  for (const auto& item : state.job.model->named_buffers()) {
     if (!item.value().defined() || unsaved.contains(item.key())) continue;
     engine::require_dense(item.value(), item.key());
     result.push_back({kBuffer,
@@ -181,8 +181,10 @@ bool is_shared(const std::vector<std::string>& hashes, std::size_t buffer) {
 }
 
 formats::Manifest manifest_of(engine::State& state) {
-  const auto& settings = state.parts.settings;
-  const auto counters = state.exports->counters();
+  const auto& settings = state.job.settings;
+  const auto& plan = state.parts.plan;
+  const auto& mesh = *state.parts.ranks.mesh;
+  const auto counters = state.exports.counters();
   formats::Manifest m;
   m.libzero_version = ZERO_VERSION;
   m.libtorch_version = TORCH_VERSION;
@@ -191,31 +193,31 @@ formats::Manifest manifest_of(engine::State& state) {
   m.applied_steps = counters.applied_steps;
   m.skipped_steps = counters.skipped_steps;
   m.global_samples = std::min(counters.global_samples, formats::kMostCount);
-  m.micro_batch = state.parts.micro_batch;
-  m.accumulation = state.parts.accumulation;
-  m.global_batch = m.micro_batch * m.accumulation * state.parts.mesh->size("dp");
+  m.micro_batch = plan.batch.micro;
+  m.accumulation = plan.batch.accumulation;
+  m.global_batch = plan.batch.train;
   m.optimizer = optimizer_name(settings.optimizer.type);
   for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
   m.loss_scale = counters.scaler.scale;
   m.hysteresis = counters.scaler.hysteresis;
   m.good = counters.scaler.good;
   m.floor = counters.scaler.floor;
-  m.world = state.parts.comm->size();
-  m.sequence = state.parts.mesh->size("sp");
-  m.tensor = state.parts.mesh->size("tp");
+  m.world = state.job.comm->size();
+  m.sequence = mesh.size("sp");
+  m.tensor = mesh.size("tp");
   m.stage = settings.zero.stage;
-  m.parameter_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
-  m.gradient_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.grad), "gradients");
-  m.wire_dtype = file_dtype(engine::scalar_type(state.parts.run.precision.reduce), "gradients");
-  m.transport = state.parts.comm->transport();
+  m.parameter_dtype = file_dtype(engine::scalar_type(plan.run.precision.param), "parameters");
+  m.gradient_dtype = file_dtype(engine::scalar_type(plan.run.precision.grad), "gradients");
+  m.wire_dtype = file_dtype(engine::scalar_type(plan.run.precision.reduce), "gradients");
+  m.transport = state.job.comm->transport();
   m.torch_threads = at::get_num_threads();
   m.cpu_capability = at::get_cpu_capability();
-  m.config = state.parts.options.effective();
-  m.config_hash = state.parts.options.digest();
+  m.config = state.job.options.effective();
+  m.config_hash = state.job.options.digest();
   m.user_state = state.user_state;
   m.set_rates = counters.set_rates;
   m.missed_steps = counters.missed_steps;
-  m.aliases = state.exports->aliases();
+  m.aliases = state.exports.aliases();
   m.tensors = tensors_of(state);
   return m;
 }

@@ -30,10 +30,10 @@ bool fits(const std::string& stored, const std::string& wanted) {
 }
 
 // The rank that saved the private state that this rank takes.
-std::size_t source_rank(engine::State& state, const formats::Manifest& manifest) {
+std::size_t source_rank(const engine::Job& job, const formats::Manifest& manifest) {
   const auto saved = manifest.ranks.size();
-  const auto& comm = *state.parts.comm;
-  const auto rule = state.parts.settings.checkpoint.private_buffers;
+  const auto& comm = *job.comm;
+  const auto rule = job.settings.checkpoint.private_buffers;
   if (static_cast<std::size_t>(comm.size()) == saved || rule == PrivateBuffers::Modulo)
     return static_cast<std::size_t>(comm.rank()) % saved;
   return 0;
@@ -96,7 +96,7 @@ Names by_name(const std::vector<formats::Tensor>& tensors) {
 
 Names stored_for(engine::State& state, const formats::Manifest& manifest) {
   auto stored = by_name(manifest.tensors);
-  stored.merge(by_name(manifest.ranks[source_rank(state, manifest)]));
+  stored.merge(by_name(manifest.ranks[source_rank(state.job, manifest)]));
   return stored;
 }
 
@@ -111,9 +111,8 @@ const formats::Tensor* source_of(const Names& stored, const std::string& kind, c
 
 bool was_frozen(const Names& stored, const std::string& name) { return stored.contains({"param", name}); }
 
-bool same_layout(engine::State& state, const formats::Manifest& manifest) {
-  const auto& mesh = *state.parts.mesh;
-  return manifest.world == state.parts.comm->size() && manifest.sequence == mesh.size("sp") &&
+bool same_layout(const Mesh& mesh, const formats::Manifest& manifest) {
+  return manifest.world == mesh.world()->size() && manifest.sequence == mesh.size("sp") &&
          manifest.tensor == mesh.size("tp");
 }
 
@@ -125,7 +124,7 @@ void require_resumable(const formats::Manifest& manifest, const std::string& lab
 }
 
 void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  const auto optimizer = optimizer_name(state.parts.settings.optimizer.type);
+  const auto optimizer = optimizer_name(state.job.settings.optimizer.type);
   std::vector<std::string> slots;
   for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) slots.emplace_back(state.parts.optimizer->slot_name(k));
   if (manifest.optimizer != optimizer && manifest.slots != slots)
@@ -135,14 +134,12 @@ void require_same_slots(engine::State& state, const formats::Manifest& manifest,
                       "--weights-only) takes the weights alone, and begins at step 0.");
 }
 
-void require_private_buffers(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  if (state.parts.settings.checkpoint.private_buffers != PrivateBuffers::Error ||
-      manifest.world == state.parts.comm->size())
-    return;
+void require_private_buffers(const engine::Job& job, const formats::Manifest& manifest, const std::string& label) {
+  if (job.settings.checkpoint.private_buffers != PrivateBuffers::Error || manifest.world == job.comm->size()) return;
   if (const auto names = private_buffers(manifest); !names.empty())
     throw ConfigError(
         base::join("[load_checkpoint] ", label, " has buffers that differed between its ", manifest.world,
-                   " ranks, this run has ", state.parts.comm->size(), ": ", names,
+                   " ranks, this run has ", job.comm->size(), ": ", names,
                    ". Hint: libzero.private_buffers \"modulo\", \"rank0\" or \"mean\" says which to take."));
 }
 
@@ -151,7 +148,7 @@ LeftOut compare_models(engine::State& state, const formats::Manifest& manifest, 
   const Partial partial(options.partial);
   const auto wanted = tensors_of(state);
   const auto stored = stored_for(state, manifest);
-  const auto unsaved = engine::unsaved_buffers(*state.parts.model);
+  const auto unsaved = engine::unsaved_buffers(*state.job.model);
   std::vector<std::string> differences;
   LeftOut left_out;
   std::set<std::string> frozen_here;  // but trained in the checkpoint: one line each
@@ -197,7 +194,7 @@ LeftOut compare_models(engine::State& state, const formats::Manifest& manifest, 
     else
       differences.push_back(kind + " of " + name + ": in the checkpoint, not in the model");
   }
-  const auto aliases = state.exports->aliases();
+  const auto aliases = state.exports.aliases();
   for (const auto& [alias, owner] : aliases)
     if (const auto found = manifest.aliases.find(alias);
         (found == manifest.aliases.end() || found->second != owner) && !partial.matches(alias))
@@ -225,18 +222,17 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   if (options.weights_only)
     base::log(LogLevel::Info, base::join("checkpoint ", choice.tag, ": taking the weights of step ",
                                          manifest.global_steps, " alone; optimizer states and counters are reset"));
-  if (!same_layout(state, manifest)) {
-    const auto& mesh = *state.parts.mesh;
+  if (const auto& mesh = *state.parts.ranks.mesh; !same_layout(mesh, manifest)) {
     base::log(
         LogLevel::Info,
         base::join(
             "checkpoint ", choice.tag, ": loading the checkpoint of ",
             layout_text(manifest.world, manifest.sequence, manifest.tensor), " on ",
-            layout_text(state.parts.comm->size(), mesh.size("sp"), mesh.size("tp")),
+            layout_text(state.job.comm->size(), mesh.size("sp"), mesh.size("tp")),
             options.weights_only ? "" : "; every rank's random numbers start again, from a seed of the checkpoint's"));
     const auto names = private_buffers(manifest);
-    const auto rule = state.parts.settings.checkpoint.private_buffers;
-    if (!names.empty() && manifest.world != state.parts.comm->size())
+    const auto rule = state.job.settings.checkpoint.private_buffers;
+    if (!names.empty() && manifest.world != state.job.comm->size())
       notice(base::join("buffers that differed between ranks: ",
                         rule == PrivateBuffers::Mean ? "every rank takes their mean"
                         : rule == PrivateBuffers::Rank0
@@ -246,20 +242,20 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   }
   tell_left_out(choice.tag, left_out);
   if (options.weights_only) return;
-  const auto batch = state.parts.micro_batch * state.parts.accumulation * state.parts.mesh->size("dp");
+  const auto batch = state.parts.plan.batch.train;
   if (manifest.global_batch > 0 && manifest.global_batch != batch)
     notice(base::join("was trained with ", manifest.global_batch, " samples a step, this run has ", batch,
                       "; schedules continue by steps"));
-  if (const auto optimizer = optimizer_name(state.parts.settings.optimizer.type); manifest.optimizer != optimizer)
+  if (const auto optimizer = optimizer_name(state.job.settings.optimizer.type); manifest.optimizer != optimizer)
     notice("was trained with " + manifest.optimizer + ", this run has " + optimizer + ", which has the same states");
-  const auto parameter = file_dtype(engine::scalar_type(state.parts.run.precision.param), "parameters");
+  const auto parameter = file_dtype(engine::scalar_type(state.parts.plan.run.precision.param), "parameters");
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
            "; masters are taken and cast again");
   constexpr const char* kKeepFp32 = "libzero.keep_fp32";
   if (const auto found = manifest.config.find(kKeepFp32);
-      found != manifest.config.end() && state.parts.settings.precision != config::Precision::Fp32)
-    if (const auto kept = state.parts.options.effective().at(kKeepFp32); found->second != kept)
+      found != manifest.config.end() && state.job.settings.precision != config::Precision::Fp32)
+    if (const auto kept = state.job.options.effective().at(kKeepFp32); found->second != kept)
       notice(base::join("was trained with ", kKeepFp32, " ", found->second, ", this run has ", kept,
                         "; masters are taken and cast again"));
   const bool imported = manifest.cpu_capability.empty();  // was not written by a run

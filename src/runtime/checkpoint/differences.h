@@ -23,14 +23,14 @@ Names stored_for(engine::State& state, const formats::Manifest& manifest);
 const formats::Tensor* source_of(const Names& stored, const std::string& kind, const std::string& name,
                                  bool weights_only);
 bool was_frozen(const Names& stored, const std::string& name);
-bool same_layout(engine::State& state, const formats::Manifest& manifest);
+bool same_layout(const Mesh& mesh, const formats::Manifest& manifest);
 
 // Throw ConfigError that begins with `label`, the checkpoint. A checkpoint of weights only has none of the states that
 // a run resumes from.
 void require_resumable(const formats::Manifest& manifest, const std::string& label);
 // Optimizers with the same states may take each other's: Adam and AdamW.
 void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label);
-void require_private_buffers(engine::State& state, const formats::Manifest& manifest, const std::string& label);
+void require_private_buffers(const engine::Job& job, const formats::Manifest& manifest, const std::string& label);
 
 // Parameters and buffers that LoadOptions::partial leaves out, by name.
 struct LeftOut {

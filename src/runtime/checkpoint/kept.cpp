@@ -27,12 +27,12 @@ constexpr const char* kKeeping = "keep_snapshot";
 // All that must be equal for a rank to restore the snapshot of an earlier attempt.
 std::string key_of(engine::State& state, const base::KeptMemory& memory, const std::string& root,
                    const std::vector<engine::StatePiece>& pieces) {
-  const auto& mesh = *state.parts.mesh;
+  const auto& mesh = *state.parts.ranks.mesh;
   auto folder = std::filesystem::absolute(root).lexically_normal();
   if (!folder.has_filename()) folder = folder.parent_path();  // it ended with a slash
-  auto text = base::join("zero.kept/1\n", memory.run, "\n", folder.string(), "\n", state.parts.options.digest(), "\n",
-                         state.parts.comm->rank(), " ", state.parts.comm->size(), " ", mesh.size("sp"), " ",
-                         mesh.size("tp"), "\n");
+  auto text =
+      base::join("zero.kept/1\n", memory.run, "\n", folder.string(), "\n", state.job.options.digest(), "\n",
+                 state.job.comm->rank(), " ", state.job.comm->size(), " ", mesh.size("sp"), " ", mesh.size("tp"), "\n");
   for (const auto& piece : pieces)
     text += base::join(piece.kind, " ", piece.name, " ", c10::toString(piece.dtype), " ", piece.begin, " ", piece.numel,
                        "\n");
@@ -72,12 +72,12 @@ class Claim {
 class Fill {
  public:
   Fill(engine::State& state, formats::FsOps& fs, const base::KeptMemory& memory, const std::string& root, int slot)
-      : state_(state), number_(slot), pieces_(state.exports->pieces_to_keep()), slot_(fs, memory.fd, slot) {
+      : state_(state), number_(slot), pieces_(state.exports.pieces_to_keep()), slot_(fs, memory.fd, slot) {
     manifest_ = manifest_of(state);
     manifest_.tag = "kept";
     manifest_.id = key_of(state, memory, root, pieces_);
     pieces_.push_back(generator_piece(state));
-    snapshot_.emplace(state, pieces_, state.parts.settings.checkpoint.memory);
+    snapshot_.emplace(state, pieces_, state.job.settings.checkpoint.memory);
     header_ = {memory.attempt, manifest_.global_steps, manifest_.id, ""};
     work_ = writer_.add(
         [this] {
@@ -126,7 +126,7 @@ class Fill {
     states.insert(states.end(), own.begin(), own.end());
     slot_.begin();
     const auto folder = slot_.folder();
-    const auto rank = static_cast<std::size_t>(state_.parts.comm->rank());
+    const auto rank = static_cast<std::size_t>(state_.job.comm->rank());
     formats::RankReport report;
     report.add(formats::write_rank_file(folder, formats::rank_file_name(static_cast<int>(rank)), states), num_states);
     formats::ManifestMerge merge(manifest_);
@@ -163,9 +163,9 @@ class Kept final : public engine::KeptSave {
   // [collective] Completes the one before, and begins another.
   void keep(formats::FsOps& fs, const std::string& root) {
     complete();
-    state_.stepper->flush();
+    state_.stepper.flush();
     try {
-      (void)engine::agree(*state_.parts.comm, kKeeping, [&] {
+      (void)engine::agree(*state_.job.comm, kKeeping, [&] {
         // Not over the newest snapshot that all ranks have.
         const int slot = state_.parts.progress.kept_slot == 0 ? 1 : 0;
         fill_ = std::make_unique<Fill>(state_, fs, memory_, root, slot);
@@ -182,13 +182,13 @@ class Kept final : public engine::KeptSave {
   void complete() {
     if (!fill_) return;
     const auto faults =
-        engine::agree_while_moving(*state_.parts.comm, kKeeping, fill_->moved(), [&] { return fill_->fault(); });
+        engine::agree_while_moving(*state_.job.comm, kKeeping, fill_->moved(), [&] { return fill_->fault(); });
     const auto fill = std::move(fill_);
     const auto failed = std::find_if(faults.begin(), faults.end(), [](const auto& text) { return !text.empty(); });
     if (failed == faults.end()) {
       state_.parts.progress.kept_slot = fill->slot();
       observe::status_page().note_commit();
-    } else if (state_.parts.comm->rank() == 0) {
+    } else if (state_.job.comm->rank() == 0) {
       base::log(LogLevel::Warning,
                 base::join("[keep_snapshot] the snapshot of step ", fill->step(),
                            " is lost, the one before stands: rank ", failed - faults.begin(), ": ", *failed));
@@ -205,14 +205,14 @@ class Kept final : public engine::KeptSave {
 
 void keep_snapshot(engine::State& state, formats::FsOps& fs, const base::KeptMemory& memory, const std::string& root) {
   auto& parts = state.parts;
-  const auto every = parts.settings.checkpoint.keep_every, steps = parts.program->steps();
+  const auto every = parts.job.settings.checkpoint.keep_every, steps = parts.program->steps();
   const auto& accumulated = parts.accumulated();
   const bool within_a_step = accumulated.micro_batches > 0 || accumulated.open;
   if (every == 0 || steps == 0 || steps % every != 0 || within_a_step) return;
   const at::NoGradGuard no_grad;
   auto& kept = parts.progress.kept;
   // All ranks keep something, or none does.
-  const auto ready = engine::agree(*parts.comm, kKeeping, [&] {
+  const auto ready = engine::agree(*parts.job.comm, kKeeping, [&] {
     state.checks.require_boundary(kKeeping);
     state.checks.require_no_scope(kKeeping, /*reading_too=*/false);
     if (root.empty()) throw ConfigError("[keep_snapshot] got an empty directory name");
@@ -228,8 +228,8 @@ void keep_snapshot(engine::State& state, formats::FsOps& fs, const base::KeptMem
 KeptSnapshots::KeptSnapshots(engine::State& state, formats::FsOps& fs, const base::KeptMemory& memory,
                              const std::string& root)
     : attempt_(memory.attempt) {
-  if (memory.fd < 0 || state.parts.settings.checkpoint.keep_every == 0) return;
-  const auto key = key_of(state, memory, root, state.exports->pieces_to_keep());
+  if (memory.fd < 0 || state.job.settings.checkpoint.keep_every == 0) return;
+  const auto key = key_of(state, memory, root, state.exports.pieces_to_keep());
   for (int slot = 0; slot < base::kKeptSlots; ++slot) {
     slots_[slot] = std::make_unique<formats::KeptSlot>(fs, memory.fd, slot);
     if (auto header = slots_[slot]->read(); header && header->key == key) headers_[slot] = std::move(header);

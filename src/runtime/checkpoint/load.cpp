@@ -38,7 +38,7 @@ class Loader {
          bool in_memory)
       : state_(state),
         options_(options),
-        rule_(in_memory ? VerifyOnLoad::Used : state.parts.settings.checkpoint.verify_on_load),
+        rule_(in_memory ? VerifyOnLoad::Used : state.job.settings.checkpoint.verify_on_load),
         folder_(std::move(folder)),
         manifest_(std::move(manifest)),
         reader_(folder_, manifest_, rule_ != VerifyOnLoad::Sizes),
@@ -54,19 +54,19 @@ class Loader {
       require_same_slots(state_, manifest_, label());
     }
     left_out_ = compare_models(state_, manifest_, label(), options_);
-    require_private_buffers(state_, manifest_, label());
+    require_private_buffers(state_.job, manifest_, label());
     if (rule_ == VerifyOnLoad::Full) {
-      const auto& comm = *state_.parts.comm;
+      const auto& comm = *state_.job.comm;
       formats::verify_share(folder_, manifest_, comm.rank(), comm.size());
     }
-    pieces_ = state_.exports->pieces_to_load();
+    pieces_ = state_.exports.pieces_to_load();
     std::erase_if(pieces_, [this](const engine::StatePiece& piece) {
       return piece.kind == kPrivate && (options_.weights_only || private_source(piece) == nullptr);
     });
     slices_ = cut_slices(state_);
     if (options_.weights_only) {
-      counters_ = {0, 0, 0, 0, optim::LossScaler(state_.parts.settings).state(), {}, {}};
-      counters_.set_rates = state_.exports->counters().set_rates;
+      counters_ = {0, 0, 0, 0, optim::LossScaler(state_.job.settings).state(), {}, {}};
+      counters_.set_rates = state_.exports.counters().set_rates;
       return;
     }
     counters_ = {manifest_.global_steps,
@@ -77,8 +77,9 @@ class Loader {
                  manifest_.set_rates,
                  manifest_.missed_steps};
     // The scale of a run in another type says nothing about this one's.
-    optim::LossScaler fresh(state_.parts.settings);
-    if (manifest_.parameter_dtype != file_dtype(engine::scalar_type(state_.parts.run.precision.param), "parameters"))
+    optim::LossScaler fresh(state_.job.settings);
+    if (manifest_.parameter_dtype !=
+        file_dtype(engine::scalar_type(state_.parts.plan.run.precision.param), "parameters"))
       counters_.scaler = fresh.state();
     fresh.set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
@@ -113,7 +114,7 @@ class Loader {
     reader_.finish();
     write_means();
     fill_slots_without_source();
-    state_.exports->set_counters(counters_);
+    state_.exports.set_counters(counters_);
     if (options_.weights_only) return;
     if (state_.parts.products) state_.parts.products->end_forward();  // it would bring back the generator from before
     auto generator = at::detail::getDefaultCPUGenerator();
@@ -190,9 +191,9 @@ class Loader {
 
   // Whether a buffer becomes the mean of what the ranks that saved had.
   bool is_mean(const engine::StatePiece& piece, const formats::Tensor& source) const {
-    const auto& settings = state_.parts.settings.checkpoint;
+    const auto& settings = state_.job.settings.checkpoint;
     return settings.private_buffers == PrivateBuffers::Mean && piece.kind == kBuffer && manifest_.world > 1 &&
-           manifest_.world != state_.parts.comm->size() && at::isFloatingType(piece.dtype) &&
+           manifest_.world != state_.job.comm->size() && at::isFloatingType(piece.dtype) &&
            !by_name(manifest_.tensors).contains({source.kind, source.name});
   }
 
@@ -219,8 +220,8 @@ class Loader {
   }
 
   void read_generator() {
-    const bool same = same_layout(state_, manifest_);
-    const auto rank = same ? state_.parts.comm->rank() : 0;
+    const bool same = same_layout(*state_.parts.ranks.mesh, manifest_);
+    const auto rank = same ? state_.job.comm->rank() : 0;
     if (manifest_.ranks[static_cast<std::size_t>(rank)].empty())
       return seed_generator(manifest_.id);  // of an import: no rank has saved one
     const auto stored = by_name(manifest_.ranks[static_cast<std::size_t>(rank)]);
@@ -248,8 +249,8 @@ class Loader {
   // Another number of ranks: each gets a stream of its own, which none of those that saved had.
   void seed_generator(const std::string& origin) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>();
-    const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.parts.comm->size(), " ",
-                                 state_.parts.comm->rank(), " ", origin);
+    const auto name = base::join("zero.rng/1 ", manifest_.global_steps, " ", state_.job.comm->size(), " ",
+                                 state_.job.comm->rank(), " ", origin);
     generator.set_current_seed(std::stoull(formats::hash_of(name).substr(0, 16), nullptr, 16));
     generator_state_ = generator.get_state();
   }
@@ -327,7 +328,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   state.parts.progress.kept.reset();  // completes what is being kept
   const LoadPhase phase;
   const at::NoGradGuard no_grad;
-  auto& comm = *state.parts.comm;
+  auto& comm = *state.job.comm;
   auto& progress = state.parts.progress;
   // A state that is worth nothing is filled while it is verified, otherwise everything is verified first.
   const bool fresh = state.parts.program->steps() == 0 && !progress.worth_keeping;
@@ -337,8 +338,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
   std::optional<KeptSnapshots> kept;  // outlives the loader that reads it
   std::optional<Loader> loader;
   const auto needs = options.weights_only ? formats::Needs::Weights : formats::Needs::Training;
-  engine::agree_on(state.parts.relay, comm, kLoading, "[load_checkpoint] the options",
-                   [&] { return options_text(options); });
+  engine::agree_on(state.relay, comm, kLoading, "[load_checkpoint] the options", [&] { return options_text(options); });
   // Without a tag, an older checkpoint takes the place of a damaged one.
   for (bool done = false; !done;) {
     OnDisk disk;
@@ -367,10 +367,10 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
         return "";
       });
     chosen = in_memory ? in_memory->name() : first.substr(end + 33);
-    if (faults.empty()) state.backward->compare_unfrozen(kLoading);
+    if (faults.empty()) state.backward.compare_unfrozen(kLoading);
     try {
       (void)engine::agree_while_moving(comm, kLoading, formats::bytes_moved(), [&] {
-        state.backward->admit_unfrozen();
+        state.backward.admit_unfrozen();
         loader.reset();
         if (in_memory) {
           loader.emplace(state, kept->folder(in_memory->slot), kept->manifest(in_memory->slot), options, true);
@@ -390,7 +390,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
         });
       if (comm.rank() == 0 && !in_memory)
         tell_differences(state, loader->manifest(), disk.choice, options, loader->left_out());
-      state.parts.relay.reporting([&] { state.stepper->begin_replacing(kLoading); });
+      state.relay.reporting([&] { state.stepper.begin_replacing(kLoading); });
       progress.half_loaded = "a load that failed halfway";
       (void)engine::agree_while_moving(comm, kLoading, formats::bytes_moved(), [&] {
         loader->fill();
@@ -410,7 +410,7 @@ std::string load(engine::State& state, formats::FsOps& fs, const std::string& ro
       }
     }
   }
-  state.exports->adopt_loaded();
+  state.exports.adopt_loaded();
   progress.half_loaded.clear();
   progress.worth_keeping = true;
   return chosen;

@@ -14,8 +14,8 @@ constexpr std::int64_t kMostElements = std::int64_t{1} << 20;  // read at once
 
 std::string logical_hash(engine::State& state) {
   const at::NoGradGuard no_grad;
-  auto& comm = *state.parts.comm;
-  state.stepper->flush();
+  auto& comm = *state.job.comm;
+  state.stepper.flush();
   (void)engine::agree(comm, kLogicalHash, [&] {
     state.checks.require_usable(kLogicalHash);
     return "";
@@ -24,7 +24,7 @@ std::string logical_hash(engine::State& state) {
   std::vector<engine::StatePiece> pieces;
   // Buffers that differ between ranks are private; the others are rank 0's.
   const auto buffers = engine::agree(comm, kLogicalHash, [&] {
-    pieces = state.exports->pieces_to_save();
+    pieces = state.exports.pieces_to_save();
     return hashes_of_buffers(pieces);
   });
   const auto digests = engine::agree(comm, kLogicalHash, [&] {

@@ -23,9 +23,9 @@ constexpr const char* kWhere = "save_checkpoint";
 std::map<std::string, std::int64_t> missed_steps(engine::State& state) {
   std::map<std::string, std::int64_t> result;
   if (!state.parts.experts) return result;
-  for (const auto& text : engine::agree(*state.parts.comm, kWhere, [&] {
+  for (const auto& text : engine::agree(*state.job.comm, kWhere, [&] {
          std::string lines;
-         for (const auto& [name, steps] : state.exports->counters().missed_steps)
+         for (const auto& [name, steps] : state.exports.counters().missed_steps)
            lines += base::join(steps, " ", name, "\n");
          return lines;
        })) {
@@ -47,10 +47,10 @@ struct SavePhase {
 }  // namespace
 
 Save::Save(engine::State& state, formats::FsOps& fs, std::string root, const SaveOptions& options)
-    : state_(state), comm_(*state.parts.comm), fs_(fs), root_(std::move(root)), options_(options) {}
+    : state_(state), comm_(*state.job.comm), fs_(fs), root_(std::move(root)), options_(options) {}
 
 void Save::begin(const std::string& wanted_tag) {
-  state_.stepper->flush();
+  state_.stepper.flush();
   agree_on_request(wanted_tag);
   engine::compare_tensor_parallel_ranks(state_.parts, kWhere);
   const auto missed = missed_steps(state_);
@@ -70,7 +70,7 @@ void Save::begin(const std::string& wanted_tag) {
   });
   begin_commit();
   // Now, because the ranks exchange parts of pages: a save in the background must not use the communicator later.
-  if (state_.parts.settings.checkpoint.export_weights)
+  if (state_.job.settings.checkpoint.export_weights)
     exported_ = write_weight_files(state_, fs_, root_ + "/" + folder_, kWhere);
 }
 
@@ -95,7 +95,7 @@ void Save::agree_on_request(const std::string& wanted_tag) {
           "[save_checkpoint] got the tag \"" + wanted_tag +
           "\", expected a letter or digit and then up to 127 letters, digits, '.', '_' or '-', and not \"latest\"");
     formats::check_user_state(state_.user_state, kWhere);
-    pieces_ = state_.exports->pieces_to_save();
+    pieces_ = state_.exports.pieces_to_save();
     if (options_.weights_only)
       std::erase_if(pieces_,
                     [](const engine::StatePiece& piece) { return is_slot(piece.kind) || piece.kind == kPrivate; });
@@ -114,7 +114,7 @@ void Save::agree_on_request(const std::string& wanted_tag) {
   }
   tag_ = intents[0].tag;
   (void)engine::agree(comm_, kWhere, [&] {
-    const auto& rule = state_.parts.settings.checkpoint.tag_validation;
+    const auto& rule = state_.job.settings.checkpoint.tag_validation;
     for (std::size_t r = 1; r < intents.size(); ++r) {
       const auto difference =
           base::join("[save_checkpoint] rank ", r, " saves the tag \"", intents[r].tag, "\", rank 0 \"", tag_, "\"");
@@ -233,7 +233,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
   const at::NoGradGuard no_grad;
   auto save = std::make_unique<Save>(state, fs, root, options);
   save->begin(tag);
-  if (state.parts.settings.checkpoint.decoupled) return write_in_background(state, std::move(save));
+  if (state.job.settings.checkpoint.decoupled) return write_in_background(state, std::move(save));
   const auto read = [&](std::size_t number, std::int64_t at, std::int64_t numel) {
     const auto& piece = save->pieces()[number];
     // Shows progress on the status page.
@@ -242,7 +242,7 @@ void save(engine::State& state, formats::FsOps& fs, const std::string& root, con
     return std::shared_ptr<const void>(values, values->const_data_ptr());
   };
   save->publish(
-      engine::agree_while_moving(*state.parts.comm, kWhere, formats::bytes_moved(), [&] { return save->write(read); }));
+      engine::agree_while_moving(*state.job.comm, kWhere, formats::bytes_moved(), [&] { return save->write(read); }));
   state.parts.progress.saved_tag = save->tag();
 }
 

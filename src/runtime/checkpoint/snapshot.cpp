@@ -23,7 +23,7 @@ bool changes(const engine::StatePiece& piece) { return piece.group >= 0 && piece
 }  // namespace
 
 Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces, std::int64_t memory)
-    : state_(state), stream_(state.parts.device, /*high_priority=*/false), pieces_(pieces), memory_(memory) {
+    : state_(state), stream_(state.parts.plan.device, /*high_priority=*/false), pieces_(pieces), memory_(memory) {
   for (std::size_t p = 0; p < pieces.size(); ++p) {
     auto& piece = pieces[p];
     first_tile_.push_back(tiles_.size());
@@ -44,7 +44,7 @@ Snapshot::Snapshot(engine::State& state, std::vector<engine::StatePiece>& pieces
   for (auto& [group, tiles] : owned_)
     std::sort(tiles.begin(), tiles.end(), [](const Owned& a, const Owned& b) { return a.begin < b.begin; });
   for (const auto& tile : tiles_) left_ += pieces[tile.piece].group >= 0 ? 1 : 0;
-  gpu::synchronize(state.parts.device);  // updates in the caller's streams
+  gpu::synchronize(state.parts.plan.device);  // updates in the caller's streams
 }
 
 Snapshot::~Snapshot() {

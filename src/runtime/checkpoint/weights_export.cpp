@@ -87,10 +87,10 @@ class Exporter {
  public:
   Exporter(engine::State& state, const std::vector<formats::Tensor>& tensors, const WeightsPlan& plan,
            const ExportOptions& options)
-      : state_(state), comm_(*state.parts.comm), tensors_(tensors), plan_(plan), own_(tensors.size()) {
+      : state_(state), comm_(*state.job.comm), tensors_(tensors), plan_(plan), own_(tensors.size()) {
     std::map<std::pair<std::string, std::string>, std::size_t> places;
     for (std::size_t t = 0; t < tensors.size(); ++t) places[{tensors[t].kind, tensors[t].name}] = t;
-    pieces_ = state.exports->pieces_to_save();
+    pieces_ = state.exports.pieces_to_save();
     for (auto& piece : pieces_)
       if (const auto found = options.change.find(piece.name); found != options.change.end() && holds_values(piece.kind))
         add_change(piece, found->second);
@@ -379,7 +379,7 @@ void check_changes(const std::vector<formats::Tensor>& tensors, const ExportOpti
 Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOptions& options, const char* where,
                     bool frozen, const std::map<std::string, std::string>& dtypes = {}) {
   Planned planned;
-  (void)engine::agree(*state.parts.comm, where, [&] {
+  (void)engine::agree(*state.job.comm, where, [&] {
     const bool universal = options.format == "universal";
     auto manifest = manifest_of(state);
     planned.tensors = std::move(manifest.tensors);
@@ -412,7 +412,7 @@ Planned plan_export(engine::State& state, formats::FsOps& fs, const ExportOption
 std::map<std::string, std::int64_t> write_planned(engine::State& state, formats::FsOps& fs, const Planned& planned,
                                                   const ExportOptions& options, const std::string& folder,
                                                   const std::vector<std::string>& names, const char* where) {
-  auto& comm = *state.parts.comm;
+  auto& comm = *state.job.comm;
   const auto& plan = *planned.plan;
   (void)engine::agree(comm, where, [&] {
     for (const auto& name : names) {
@@ -490,10 +490,10 @@ ExportReport export_to(engine::State& state, formats::FsOps& fs, const Target& t
                        const char* where) {
   const ExportPhase phase;
   const at::NoGradGuard no_grad;
-  auto& comm = *state.parts.comm;
+  auto& comm = *state.job.comm;
   const auto label = base::join("[", where, "]");
-  state.stepper->flush();
-  engine::agree_on(state.parts.relay, comm, where, label + " the arguments", [&] {
+  state.stepper.flush();
+  engine::agree_on(state.relay, comm, where, label + " the arguments", [&] {
     state.checks.require_boundary(where);
     state.checks.require_no_scope(where, /*reading_too=*/false);
     return options_text(target.path, options) + (target.frozen ? "" : "\nwithout frozen parameters");
@@ -552,7 +552,7 @@ ExportReport export_weights(engine::State& state, formats::FsOps& fs, const std:
 ExportReport save_16bit_model(engine::State& state, formats::FsOps& fs, const std::string& folder,
                               const std::string& name, bool exclude_frozen) {
   constexpr const char* kSave16 = "save_16bit_model";
-  (void)engine::agree(*state.parts.comm, kSave16, [&] {
+  (void)engine::agree(*state.job.comm, kSave16, [&] {
     if (folder.empty() || !formats::valid_file_name(name))
       throw ConfigError("[save_16bit_model] got the directory \"" + folder + "\" and the file name \"" + name +
                         "\", expected a directory and a plain name such as pytorch_model.bin");
@@ -567,7 +567,7 @@ ExportReport save_16bit_model(engine::State& state, formats::FsOps& fs, const st
 
 std::vector<std::string> write_weight_files(engine::State& state, formats::FsOps& fs, const std::string& folder,
                                             const char* where) {
-  auto& comm = *state.parts.comm;
+  auto& comm = *state.job.comm;
   const auto options = options_of_recipe();
   const auto planned = plan_export(state, fs, options, where, /*frozen=*/true, dtypes_in_forward(state));
   std::vector<std::string> names;

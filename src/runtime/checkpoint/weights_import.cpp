@@ -69,7 +69,7 @@ class Importer {
         stored[key_in_files(tensor.kind, tensor.name)] = &tensor;
     // Every name that means the same tensor as another.
     std::map<std::string, std::set<std::string>> same;
-    for (const auto& pairs : {view_->aliases(), ties_, state_.exports->aliases()})
+    for (const auto& pairs : {view_->aliases(), ties_, state_.exports.aliases()})
       for (const auto& [alias, owner] : pairs) {
         same[alias].insert(owner);
         same[owner].insert(alias);
@@ -131,7 +131,7 @@ class Importer {
     for (const auto& name : options_.untie)
       if (!chosen_.contains(name))
         faults_.push_back("untie " + name + ": is not stored as one of several tensors that are tied");
-    const auto unsaved = engine::unsaved_buffers(*state_.parts.model);
+    const auto unsaved = engine::unsaved_buffers(*state_.job.model);
     for (const auto& [key, tensor] : stored)
       if (used.contains(key))
         continue;
@@ -156,7 +156,7 @@ class Importer {
 
   // Tensors that are stored twice must be equal, where this rank has them.
   void compare_copies() {
-    pieces_ = state_.exports->pieces_to_load();
+    pieces_ = state_.exports.pieces_to_load();
     std::vector<char> a, b;
     for (const auto& piece : pieces_) {
       const auto found = taken_.find({piece.kind, piece.name});
@@ -208,15 +208,15 @@ class Importer {
   // Of a source with optimizer states.
   void take_counters() {
     const auto& progress = *source_->progress();
-    auto counters = state_.exports->counters();
+    auto counters = state_.exports.counters();
     counters.global_steps = progress.global_steps;
     counters.applied_steps = progress.applied_steps;
     counters.skipped_steps = progress.skipped_steps;
     counters.global_samples = progress.global_samples;
-    const auto of_run = engine::scalar_type(state_.parts.run.precision.param);
+    const auto of_run = engine::scalar_type(state_.parts.plan.run.precision.param);
     if (const auto& scaler = progress.scaler; scaler && of_run == at::kHalf)
       counters.scaler = {scaler->scale, scaler->hysteresis, scaler->good, 0};
-    state_.exports->set_counters(counters);
+    state_.exports.set_counters(counters);
   }
 
   const std::string& changes() const { return changes_; }
@@ -340,7 +340,7 @@ std::string options_text(const std::string& path, const ImportOptions& options) 
 // Of the parameters that are trained, as SourceSettings. current: the rates of the next step, not those that schedules
 // begin with.
 SourceSettings settings_of_run(engine::State& state, bool current) {
-  const auto& settings = state.parts.settings;
+  const auto& settings = state.job.settings;
   const auto& optimizer = settings.optimizer;
   using Type = config::OptimizerType;
   SourceSettings run;
@@ -398,17 +398,17 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
                             const ImportOptions& options) {
   const ImportPhase phase;
   const at::NoGradGuard no_grad;
-  auto& comm = *state.parts.comm;
-  engine::agree_on(state.parts.relay, comm, kImporting, "[import_weights] the arguments", [&] {
+  auto& comm = *state.job.comm;
+  engine::agree_on(state.relay, comm, kImporting, "[import_weights] the arguments", [&] {
     state.checks.require_boundary(kImporting);
     state.checks.require_no_scope(kImporting, /*reading_too=*/true);
     return options_text(path, options);
   });
-  state.stepper->flush();
-  state.backward->compare_unfrozen(kImporting);
+  state.stepper.flush();
+  state.backward.compare_unfrozen(kImporting);
   std::optional<Importer> importer;
   (void)engine::agree_while_moving(comm, kImporting, formats::bytes_moved(), [&] {
-    state.backward->admit_unfrozen();
+    state.backward.admit_unfrozen();
     importer.emplace(state, fs, path, options);
     importer->match();
     if (options.optimizer && !importer->progress())
@@ -418,7 +418,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
   });
   std::vector<std::string> all_changes;
   auto& half_loaded = state.parts.progress.half_loaded;
-  state.parts.relay.reporting([&] { state.stepper->begin_replacing(kImporting); });
+  state.relay.reporting([&] { state.stepper.begin_replacing(kImporting); });
   // From here on the state changes. An import need not replace all of it, so after a failure only a load makes the
   // state whole.
   half_loaded = "an import that failed halfway";
@@ -440,7 +440,7 @@ ImportReport import_weights(engine::State& state, formats::FsOps& fs, const std:
     for (std::string name; in >> change && in.get() && std::getline(in, name);)
       changes[name] = std::max(changes[name], change);
   }
-  state.exports->adopt_loaded();
+  state.exports.adopt_loaded();
   state.parts.progress.worth_keeping = true;
   importer->describe_conversions(changes);
   for (const auto& line : importer->report().converted)

@@ -84,10 +84,10 @@ bool Backward::losses_are_finite() const {
 // Tensor-parallel ranks compute one loss. Another seed or sampler on one of them would train a mixture.
 void Backward::compare_losses(const at::Tensor& loss) {
   if (!p_.products || !loss.defined()) return;
-  if (std::exchange(compared_losses_, true) && !p_.settings.zero.sanity_checks) return;
+  if (std::exchange(compared_losses_, true) && !p_.job.settings.zero.sanity_checks) return;
   char value[40];
   std::snprintf(value, sizeof value, "%.17g", loss.item<double>());
-  const auto all = p_.tensor_group->all_gather_bytes(value);
+  const auto all = p_.ranks.tensor->all_gather_bytes(value);
   for (std::size_t j = 1; j < all.size(); ++j)
     if (all[j] != all[0])
       throw ConfigError(p_.where("backward") +
@@ -99,10 +99,10 @@ void Backward::compare_losses(const at::Tensor& loss) {
 
 // Without an exchange each rank's attention would see its own stretch of the tokens only.
 void Backward::warn_of_unused_sequence() {
-  if (std::exchange(looked_for_sequence_, true) || p_.mesh->size("sp") == 1 || p_.comm->rank() != 0) return;
-  if (!p_.mesh->exchanged_sequence())
+  if (std::exchange(looked_for_sequence_, true) || p_.ranks.mesh->size("sp") == 1 || p_.job.comm->rank() != 0) return;
+  if (!p_.ranks.mesh->exchanged_sequence())
     base::log(LogLevel::Warning,
-              base::join("sequence_parallel_size is ", p_.mesh->size("sp"),
+              base::join("sequence_parallel_size is ", p_.ranks.mesh->size("sp"),
                          ", but the model exchanged no tokens in its first forward. Hint: attention calls "
                          "zero::attention_over_heads(engine.mesh(), q, k, v, ...) (zero/sp.h)."));
 }
@@ -111,15 +111,15 @@ void Backward::warn_of_unused_sequence() {
 double Backward::weight_of(const BackwardOptions& options) const {
   if (!options.tokens) return 1;
   std::int64_t all = 0;
-  for (const auto tokens : base::all_gather_values(*p_.shard_group, *options.tokens)) all += tokens;
-  const double ranks = p_.settings.reduce_op == config::ReduceOp::Mean ? p_.shard_group->size() : 1;
+  for (const auto tokens : base::all_gather_values(*p_.ranks.shard, *options.tokens)) all += tokens;
+  const double ranks = p_.job.settings.reduce_op == config::ReduceOp::Mean ? p_.ranks.shard->size() : 1;
   return all == 0 ? 0 : ranks / static_cast<double>(all);
 }
 
 void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& options, double weight) {
-  const double factor = weight * p_.scaler->scale() / static_cast<double>(p_.accumulation);
+  const double factor = weight * p_.scaler->scale() / static_cast<double>(p_.plan.batch.accumulation);
   const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
-  const BackwardScope scope(!p_.device.is_cpu());
+  const BackwardScope scope(!p_.plan.device.is_cpu());
   p_.progress.in_backward = true;
   if (p_.products) torch_hooks::set_segment_listener(p_.products);
   try {
@@ -199,7 +199,7 @@ void Backward::note_unused(const std::vector<std::pair<int, int>>& missing, bool
     if (!within || std::find(unused_.begin(), unused_.end(), name) != unused_.end()) names.push_back(name);
   }
   unused_ = std::move(names);
-  if (check && !unused_.empty() && !p_.settings.zero.ignore_unused_parameters)
+  if (check && !unused_.empty() && !p_.job.settings.zero.ignore_unused_parameters)
     throw ConfigError(p_.where("backward") + "no gradient for parameter " + unused_.front() +
                       (unused_.size() > 1 ? base::join(" and ", unused_.size() - 1, " more") : "") +
                       ", and zero_optimization.ignore_unused_parameters is false");
@@ -217,7 +217,7 @@ std::string Backward::unfrozen_units() const {
     const auto is_here = [&](const ModelParameter& member, const ModelParameter& remote) {
       return member.expert && member.name == remote.expert->at(member.expert->place(), remote.name);
     };
-    if (std::any_of(p_.remote.begin(), p_.remote.end(), [&](const ModelParameter& remote) {
+    if (std::any_of(p_.plan.remote.begin(), p_.plan.remote.end(), [&](const ModelParameter& remote) {
           return remote.tensor.requires_grad() &&
                  std::any_of(group->members.begin(), group->members.end(),
                              [&](const ModelParameter& member) { return is_here(member, remote); });
@@ -228,7 +228,8 @@ std::string Backward::unfrozen_units() const {
 }
 
 void Backward::compare_unfrozen(const char* call) {
-  if (const auto text = disagreement(*p_.comm, p_.where(call) + "the units with unfrozen parameters", unfrozen_units());
+  if (const auto text =
+          disagreement(*p_.job.comm, p_.where(call) + "the units with unfrozen parameters", unfrozen_units());
       !text.empty())
     throw ConfigError(text + ". Hint: call requires_grad_() in the same way on every rank.");
   p_.progress.release_saves(call);  // what is unfrozen gets a master
@@ -242,7 +243,7 @@ void Backward::admit_unfrozen() {
     auto& group = p_.binding().group(g);
     if (group.facts.trainable || !group.gradients.activity_changed()) continue;
     auto& known = p_.groups[static_cast<std::size_t>(g)];
-    const auto trained = p_.tiers->trained_facts(static_cast<std::size_t>(g));
+    const auto trained = p_.plan.tiers->trained_facts(static_cast<std::size_t>(g));
     if (std::any_of(trained.segments.begin(), trained.segments.end(),
                     [](const step::Segment& segment) { return segment.tier == step::Tier::File; })) {
       const auto unfrozen = std::find_if(group.members.begin(), group.members.end(),
@@ -281,7 +282,7 @@ void Backward::choose_active() {
 
 void Backward::give_up(const std::string& error) noexcept {
   try {
-    if (p_.comm->size() == 1) {
+    if (p_.job.comm->size() == 1) {
       drop_micro_batch();
     } else {
       p_.progress.failed = described(error);
@@ -312,8 +313,8 @@ std::int64_t Backward::discard_micro_batch() {
     p_.progress.failed.clear();
     drop_micro_batch();
     const auto left = p_.accumulated().micro_batches;
-    if (p_.comm->size() == 1) return left;
-    const auto all = base::all_gather_values(*p_.comm, left);
+    if (p_.job.comm->size() == 1) return left;
+    const auto all = base::all_gather_values(*p_.job.comm, left);
     for (std::size_t r = 0; r < all.size(); ++r)
       if (all[r] != all[0])
         throw ConfigError(p_.where("discard_micro_batch") +

@@ -35,7 +35,8 @@ void Checks::require_boundary(const char* call, bool loading) const {
                       "called within a micro-batch: the last backward() kept its graph. Hint: call it "
                       "after step() has acted.");
   if (accumulated.micro_batches != 0)
-    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ", p_.accumulation,
+    throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ",
+                                                  p_.plan.batch.accumulation,
                                                   " micro-batches. Hint: call it after step() has acted."));
 }
 
@@ -82,16 +83,16 @@ void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& opti
   if (options.tokens && *options.tokens < 0)
     throw ConfigError(where + base::join("got ", *options.tokens, " tokens, expected 0 or more"));
   const auto micro_batches = p_.accumulated().micro_batches;
-  if (p_.settings.managed_gradient_accumulation && micro_batches == p_.accumulation)
-    throw ConfigError(where + "called " + std::to_string(p_.accumulation + 1) +
+  if (p_.job.settings.managed_gradient_accumulation && micro_batches == p_.plan.batch.accumulation)
+    throw ConfigError(where + "called " + std::to_string(p_.plan.batch.accumulation + 1) +
                       " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
   if (p_.accumulated().closed)
     throw ConfigError(where +
                       "called after gradient() or set_gradient(), which have reduced the gradients for step(). Hint: "
                       "call step() before the next micro-batch.");
-  if (options.create_graph && (p_.accumulation != 1 || micro_batches != 0 || p_.scaler->scale() != 1))
+  if (options.create_graph && (p_.plan.batch.accumulation != 1 || micro_batches != 0 || p_.scaler->scale() != 1))
     throw ConfigError(where +
-                      base::join("got create_graph with ", p_.accumulation,
+                      base::join("got create_graph with ", p_.plan.batch.accumulation,
                                  " micro-batches a step and a loss scale of ", p_.scaler->scale(),
                                  ", expected 1 and 1: .grad would hold something else than gradients. "
                                  "Hint: torch::autograd::grad(..., create_graph) and one backward of the whole loss."));
@@ -133,7 +134,7 @@ void Checks::fail_replaced(const char* call, const ModelParameter& parameter) co
   const char* const write = "in a scope of gathered_parameters(true) write with copy_";
   if (!parameter.is_cut()) throw ConfigError(text + hint + write + ".");
   throw ConfigError(text + base::join(" by a tensor of shape ", parameter.tensor.sizes(), "; this rank, tp ",
-                                      p_.mesh->rank("tp"), ", has a part of shape ",
+                                      p_.ranks.mesh->rank("tp"), ", has a part of shape ",
                                       at::IntArrayRef(parameter.part_sizes), " of ", at::IntArrayRef(parameter.sizes),
                                       hint, write,
                                       " to this rank's part, or give set_parameter_state() the whole values."));
@@ -152,7 +153,7 @@ void Checks::hooks(const std::string& where) const {
 void Checks::no_new_parameters(const std::string& where) const {
   std::string names;
   int more = -3;  // parameters beyond those named
-  for (const auto& item : p_.model->named_parameters()) {
+  for (const auto& item : p_.job.model->named_parameters()) {
     if (!item.value().defined() || torch_hooks::is_intercepted(item.value())) continue;
     if (more < 0) names += (names.empty() ? "" : ", ") + item.key();
     ++more;

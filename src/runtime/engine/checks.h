@@ -10,7 +10,7 @@ namespace zero::engine {
 
 class Checks {
  public:
-  explicit Checks(Parts& parts) : p_(parts) {}
+  explicit Checks(const Parts& parts) : p_(parts) {}
 
   // Throws ConfigError, or CommError after a failure that ended the run. `call`: "step", for messages.
   // loading: a load may follow one, or an import, that failed halfway.
@@ -33,7 +33,7 @@ class Checks {
   [[noreturn]] void fail_replaced(const char* call, const ModelParameter& parameter) const;
   void no_new_parameters(const std::string& where) const;
 
-  Parts& p_;
+  const Parts& p_;
 };
 
 // Whether checkpoints support the dtype.

@@ -31,8 +31,8 @@ Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh)
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
 
-void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward->run(loss, options); }
-std::int64_t Engine::discard_micro_batch() { return state_->backward->discard_micro_batch(); }
+void Engine::backward(const at::Tensor& loss, const BackwardOptions& options) { state_->backward.run(loss, options); }
+std::int64_t Engine::discard_micro_batch() { return state_->backward.discard_micro_batch(); }
 at::Tensor Engine::gradient(const std::string& name) { return state_->gradients.get(name); }
 OwnShard Engine::own_gradient(const std::string& name) { return state_->gradients.get_own(name); }
 void Engine::set_gradient(const std::string& name, const at::Tensor& values) { state_->gradients.set(name, values); }
@@ -40,35 +40,35 @@ void Engine::set_own_gradient(const std::string& name, const at::Tensor& values)
   state_->gradients.set_own(name, values);
 }
 std::int64_t Engine::micro_batches() const { return state_->parts.accumulated().micro_batches; }
-void Engine::set_lr(int group, double lr) { state_->stepper->set_lr(group, lr); }
-StepResult Engine::step() { return state_->stepper->step(); }
-void Engine::flush() { state_->stepper->flush(); }
-bool Engine::is_gradient_accumulation_boundary() const { return state_->stepper->at_boundary(); }
+void Engine::set_lr(int group, double lr) { state_->stepper.set_lr(group, lr); }
+StepResult Engine::step() { return state_->stepper.step(); }
+void Engine::flush() { state_->stepper.flush(); }
+bool Engine::is_gradient_accumulation_boundary() const { return state_->stepper.at_boundary(); }
 MemoryReport Engine::memory() const { return state_->memory(); }
 void Engine::reset_peak_memory() { state_->reset_peak_memory(); }
 GatheredParameters Engine::gathered_parameters(const std::vector<std::string>& names, bool modify) {
-  return {state_, state_->scopes->begin({.names = names}, modify), modify};
+  return {state_, state_->scopes.begin({.names = names}, modify), modify};
 }
 GatheredParameters Engine::gather_all(bool modify) {
-  return {state_, state_->scopes->begin({.all = true}, modify), modify};
+  return {state_, state_->scopes.begin({.all = true}, modify), modify};
 }
 GatheredParameters Engine::gather_module(const torch::nn::Module& module, bool modify) {
-  return {state_, state_->scopes->begin({.module = &module}, modify), modify};
+  return {state_, state_->scopes.begin({.module = &module}, modify), modify};
 }
-std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->exports->full_state_dict(); }
+std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->exports.full_state_dict(); }
 at::Tensor Engine::parameter_state(const std::string& parameter, const std::string& state) {
-  return state_->states->get(parameter, state);
+  return state_->states.get(parameter, state);
 }
 OwnShard Engine::own_parameter_state(const std::string& parameter, const std::string& state) {
-  return state_->states->get_own(parameter, state);
+  return state_->states.get_own(parameter, state);
 }
 void Engine::set_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values) {
-  state_->states->set(parameter, state, values);
+  state_->states.set(parameter, state, values);
 }
 void Engine::set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values) {
-  state_->states->set_own(parameter, state, values);
+  state_->states.set_own(parameter, state, values);
 }
-std::string Engine::state_hash() { return state_->exports->state_hash(); }
+std::string Engine::state_hash() { return state_->exports.state_hash(); }
 void Engine::start_trace(const std::filesystem::path& file, TraceSteps steps) {
   state_->trace.start(file.string(), steps);
 }
@@ -79,23 +79,23 @@ StepTimes Engine::times() const { return state_->parts.trace.times(); }
 std::int64_t Engine::global_step() const { return state_->parts.program->steps(); }
 std::int64_t Engine::skipped_steps() const { return state_->parts.progress.skipped_steps; }
 std::int64_t Engine::global_samples() const { return state_->parts.progress.global_samples; }
-std::int64_t Engine::accumulation_steps() const { return state_->parts.accumulation; }
-std::int64_t Engine::micro_batch_size() const { return state_->parts.micro_batch; }
+std::int64_t Engine::accumulation_steps() const { return state_->parts.plan.batch.accumulation; }
+std::int64_t Engine::micro_batch_size() const { return state_->parts.plan.batch.micro; }
 double Engine::loss_scale() const { return state_->parts.scaler->scale(); }
-double Engine::lr(int group) const { return state_->stepper->lr(group); }
+double Engine::lr(int group) const { return state_->stepper.lr(group); }
 int Engine::parameter_group(const std::string& name) const {
   const auto& parts = state_->parts;
-  for (const auto& parameter : parts.remote)
+  for (const auto& parameter : parts.plan.remote)
     if (parameter.name == name) return parts.optimizer->parameter_group_of(name, parameter.aliases);
   const auto found = parts.binding().require(parts.where("parameter_group"), name);
   auto aliases = parts.binding().group(found.group).members[found.member].aliases;
   aliases.push_back(name);
   return parts.optimizer->parameter_group_of(found.name, aliases);
 }
-const Options& Engine::options() const { return state_->parts.options; }
-const Mesh& Engine::mesh() const { return *state_->parts.mesh; }
-std::shared_ptr<Mesh> Engine::shared_mesh() const { return state_->parts.mesh; }
-Communicator& Engine::communicator() const { return *state_->parts.communicator; }
+const Options& Engine::options() const { return state_->job.options; }
+const Mesh& Engine::mesh() const { return *state_->parts.ranks.mesh; }
+std::shared_ptr<Mesh> Engine::shared_mesh() const { return state_->parts.ranks.mesh; }
+Communicator& Engine::communicator() const { return *state_->job.communicator; }
 
 std::vector<std::pair<std::string, std::int64_t>> Engine::units() const {
   std::vector<std::pair<std::string, std::int64_t>> result;
@@ -117,11 +117,11 @@ GatheredParameters::GatheredParameters(std::shared_ptr<engine::State> state, std
 GatheredParameters::GatheredParameters(GatheredParameters&&) noexcept = default;
 
 void GatheredParameters::close() {
-  if (auto state = std::move(state_)) state->scopes->end(groups_, modify_);
+  if (auto state = std::move(state_)) state->scopes.end(groups_, modify_);
 }
 
 GatheredParameters::~GatheredParameters() {
-  if (state_) state_->parts.relay.report_if_unwinding();  // otherwise the end of the scope would wait for the peers
+  if (state_) state_->relay.report_if_unwinding();  // otherwise the end of the scope would wait for the peers
   try {
     close();
   } catch (const std::exception& e) {

@@ -22,12 +22,13 @@ void EngineTrace::start(const std::string& file, TraceSteps steps) {
 
 void EngineTrace::begin(const std::string& file, TraceSteps steps) {
   const auto clock = observe::trace_clock_id();
-  const auto first = p_.comm->all_gather_bytes(base::join(clock, " ", observe::trace_now(), " ", ::getpid())).front();
+  const auto first =
+      p_.job.comm->all_gather_bytes(base::join(clock, " ", observe::trace_now(), " ", ::getpid())).front();
   // Ranks that share rank 0's clock use its origin; others use the time at which all ranks synchronized.
   const auto space = first.find(' ');
   ZERO_CHECK(space != std::string::npos, "a trace's start");
   const auto origin = first.substr(0, space) == clock ? std::atoll(first.c_str() + space) : observe::trace_now();
-  observe::Trace::Setup setup{file, p_.comm->rank(), p_.comm->size(), origin, first};
+  observe::Trace::Setup setup{file, p_.job.comm->rank(), p_.job.comm->size(), origin, first};
   p_.trace.start(setup, steps);
   setup_ = std::move(setup);
 }
@@ -56,8 +57,8 @@ TraceSummary EngineTrace::stop() {
       base::log(LogLevel::Warning, error.what());
     }
     // The last rank to arrive merges the parts.
-    for (const auto& text : p_.comm->all_gather_bytes(joined ? "joined" : "")) summary.joined |= !text.empty();
-    summary.file = summary.joined ? setup_.file : observe::Trace::part_name(setup_.file, p_.comm->rank());
+    for (const auto& text : p_.job.comm->all_gather_bytes(joined ? "joined" : "")) summary.joined |= !text.empty();
+    summary.file = summary.joined ? setup_.file : observe::Trace::part_name(setup_.file, p_.job.comm->rank());
     return summary;
   });
 }

@@ -40,15 +40,14 @@ class RemoteExperts final : public torch_hooks::UseListener {
 // All layers of a model that divide their experts.
 class Experts {
  public:
-  // [collective] Makes the groups of all degrees (expert_degrees()). mesh must outlive it.
+  // degrees: expert_degrees(). mesh must outlive it.
   Experts(const Mesh& mesh, torch::nn::Module& model, const std::vector<int>& degrees, bool data_before_experts);
   ~Experts();
   Experts(const Experts&) = delete;
   Experts& operator=(const Experts&) = delete;
 
-  // The ranks that share the experts of a layer, by place, and those that have the same ones.
-  comm::Group& expert_group(int ep_size) const { return *groups_.at(ep_size).expert; }
-  const std::shared_ptr<comm::Group>& data_group(int ep_size) const { return groups_.at(ep_size).data; }
+  // The ranks that share the experts of a layer, by place.
+  comm::Group& expert_group(int ep_size) const { return *groups_.at(ep_size); }
 
   // The layers may run from now on, until this object ends.
   void bind();
@@ -58,15 +57,12 @@ class Experts {
   void share_buffers();
 
  private:
-  struct Groups {
-    std::shared_ptr<comm::Group> expert, data;
-  };
   std::vector<int> ranks_with(const ExpertParameter& parameter) const;
 
   const Mesh& mesh_;
   const bool data_before_experts_;
   std::vector<std::shared_ptr<torch::nn::Module>> layers_;
-  std::map<int, Groups> groups_;
+  std::map<int, std::shared_ptr<comm::Group>> groups_;  // by ep_size
   RemoteExperts remote_;
 };
 

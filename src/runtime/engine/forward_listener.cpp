@@ -71,7 +71,7 @@ bool ForwardListener::begin_forward() {
   if (progress.in_forward || progress.in_backward || progress.in_forward.exchange(true)) return false;
   p_.trace.begin_phase(observe::TraceKind::Forward);
   if (p_.products) {
-    const bool first = !std::exchange(compared_, true) || p_.settings.zero.sanity_checks;
+    const bool first = !std::exchange(compared_, true) || p_.job.settings.zero.sanity_checks;
     p_.products->begin_forward(/*compare=*/first);
     if (p_.activations) p_.activations->compare_inputs(first);
   }
@@ -147,11 +147,11 @@ void ForwardListener::before_use(const int* tags, int count, const char* op) {
   if (!progress.in_backward && torch_hooks::saved_tensor_policy() != p_.activations)
     torch_hooks::set_saved_tensor_policy(p_.activations);
   show(members_[static_cast<std::size_t>(tags[0])].group);
-  if (!p_.run.sharding.params) return;
+  if (!p_.plan.run.sharding.params) return;
   const auto groups = groups_of(tags, count, members_);
   const bool training = progress.in_backward || at::GradMode::is_enabled();
   const auto use = [&] { p_.program->begin_use({groups.data(), groups.size()}, training); };
-  if (p_.comm->size() == 1) {  // no other rank waits, so another batch may be tried
+  if (p_.job.comm->size() == 1) {  // no other rank waits, so another batch may be tried
     const torch_hooks::NormalMode normal;
     use();
   } else {
@@ -160,7 +160,7 @@ void ForwardListener::before_use(const int* tags, int count, const char* op) {
 }
 
 void ForwardListener::after_use(const int* tags, int count) noexcept {
-  if (!p_.run.sharding.params) return;
+  if (!p_.plan.run.sharding.params) return;
   const auto groups = groups_of(tags, count, members_);
   p_.program->end_use({groups.data(), groups.size()});
 }
@@ -170,7 +170,7 @@ bool ForwardListener::before_write(int tag, const char* op) {
   if (p_.progress.scopes.may_write(member.group)) return true;
   const auto& group = p_.binding().group(member.group);
   // A target network that follows the trained one: nothing else has its values.
-  if (!group.facts.trainable && !p_.run.sharding.params) {
+  if (!group.facts.trainable && !p_.plan.run.sharding.params) {
     p_.progress.release_saves_here();
     return true;
   }
@@ -189,12 +189,12 @@ std::string ForwardListener::on_refused_dtype(int tag, const char* op, const at:
   const auto& parameter = p_.binding().group(member.group).members[static_cast<std::size_t>(member.index)];
   const auto dtype = parameter.tensor.scalar_type();
   if (other.scalar_type() == dtype) return "";
-  const auto kept = p_.settings.precision == config::Precision::Fp32
+  const auto kept = p_.job.settings.precision == config::Precision::Fp32
                         ? "."
                         : "; libzero.keep_fp32 names the parameters that stay fp32.";
   const auto reads =
       base::join(p_.where("forward"), op, " reads parameter ", parameter.name, " of ", c10::toString(dtype), " and ");
-  for (const auto& buffer : p_.model->named_buffers()) {
+  for (const auto& buffer : p_.job.model->named_buffers()) {
     if (!buffer.value().defined() || !buffer.value().is_same(other)) continue;
     return base::join(reads, "buffer ", buffer.key(), " of ", c10::toString(other.scalar_type()),
                       ". Hint: data_types.buffer_dtype is the dtype of the model's buffers", kept);

@@ -23,15 +23,14 @@ namespace zero::engine {
 namespace {
 
 // Outside of split layers, the ranks of a tensor-parallel group draw the same random numbers: rank 0's.
-void agree_on_random_numbers(const Parts& parts) {
-  if (parts.comm->transport() == "thread") return;  // the ranks share one generator
-  for (auto& generator : parallel::default_generators(parts.device)) {
+void agree_on_random_numbers(comm::Group& tensor_group, at::Device device) {
+  for (auto& generator : parallel::default_generators(device)) {
     at::Tensor state;
     {
       const std::lock_guard<std::mutex> lock(generator.mutex());
       state = generator.get_state().clone();
     }
-    parts.tensor_group->broadcast(state, 0)->wait();
+    tensor_group.broadcast(state, 0)->wait();
     const std::lock_guard<std::mutex> lock(generator.mutex());
     generator.set_state(state);
   }
@@ -50,8 +49,8 @@ std::uint64_t hash_of_values(const at::Tensor& whole) {
   return XXH3_64bits_digest(state.get());
 }
 
-step::View resting_of(const Parts& parts, int group) {
-  const auto& params = *parts.program->groups()[static_cast<std::size_t>(group)]->params;
+step::View resting_of(const step::StepProgram& program, int group) {
+  const auto& params = *program.groups()[static_cast<std::size_t>(group)]->params;
   return params.rests_sharded() ? step::View{} : params.resting();
 }
 
@@ -73,53 +72,53 @@ class Lent {
 };
 
 // Keeps this rank's part of a parameter. `whole` may be the parameter's own memory, which is released.
-void adopt(Parts& parts, int group, std::size_t i, const at::Tensor& whole) {
+void adopt(const Parts& parts, int group, std::size_t i, const at::Tensor& whole) {
   const auto& g = parts.binding().group(group);
-  const auto part = part_of(g.members[i], whole, parts.tensor_group->rank()).reshape({-1}).to(at::kCPU, at::kFloat);
+  const auto part = part_of(g.members[i], whole, parts.ranks.tensor->rank()).reshape({-1}).to(at::kCPU, at::kFloat);
   const Lent lent(*parts.memory, part);
   parts.program->initialise_part(group, g.facts.layout.parameter_offset(i), lent.view());
-  parts.binding().attach(group, i, resting_of(parts, group));
+  parts.binding().attach(group, i, resting_of(*parts.program, group));
 }
 
 // Rank 0's values of a parameter, on every rank. Only rank 0's are the parameter's own memory.
-at::Tensor of_rank_0(const Parts& parts, const at::Tensor& parameter) {
+at::Tensor of_rank_0(comm::Group& comm, const at::Tensor& parameter) {
   const auto own = parameter.detach();
-  if (parts.comm->size() == 1 || own.numel() == 0) return own;
-  const auto values = parts.comm->rank() == 0 ? own.contiguous() : at::empty(own.sizes(), own.options());
-  parts.comm->broadcast(values.view({-1}), 0)->wait();
+  if (comm.size() == 1 || own.numel() == 0) return own;
+  const auto values = comm.rank() == 0 ? own.contiguous() : at::empty(own.sizes(), own.options());
+  comm.broadcast(values.view({-1}), 0)->wait();
   return values;
 }
 
-std::vector<std::size_t> all_members(const Parts& parts, int group) {
-  std::vector<std::size_t> all(parts.binding().group(group).members.size());
+std::vector<std::size_t> all_members(const ModelBinding::Group& group) {
+  std::vector<std::size_t> all(group.members.size());
   std::iota(all.begin(), all.end(), 0);
   return all;
 }
 
 // A model that has values.
-void adopt_members(Parts& parts, int group) {
+void adopt_members(const Parts& parts, int group) {
   const auto count = parts.binding().group(group).members.size();
   for (std::size_t i = 0; i < count; ++i)
-    adopt(parts, group, i, of_rank_0(parts, parts.binding().group(group).members[i].tensor));
+    adopt(parts, group, i, of_rank_0(*parts.job.comm, parts.binding().group(group).members[i].tensor));
   parts.program->complete_initialisation(group);
 }
 
 // Member i of a group of experts on the rank at `place`.
-const at::Tensor& tensor_at(const Parts& parts, const ModelParameter& member, int place) {
+const at::Tensor& tensor_at(const std::vector<ModelParameter>& remote, const ModelParameter& member, int place) {
   if (place == member.expert->place()) return member.tensor;
   const auto name = member.expert->at(place, member.name);
-  const auto found = std::find_if(parts.remote.begin(), parts.remote.end(),
-                                  [&](const ModelParameter& other) { return other.name == name; });
-  ZERO_CHECK(found != parts.remote.end(), "no parameter ", name);
+  const auto found =
+      std::find_if(remote.begin(), remote.end(), [&](const ModelParameter& other) { return other.name == name; });
+  ZERO_CHECK(found != remote.end(), "no parameter ", name);
   return found->tensor;
 }
 
 // The same for experts. Rank 0 sends the values of all of them.
-void adopt_experts(Parts& parts, int group, const std::vector<std::size_t>& members) {
+void adopt_experts(const Parts& parts, int group, const std::vector<std::size_t>& members) {
   for (const auto i : members) {
     const auto& member = parts.binding().group(group).members[i];
     for (int place = 0; place < member.expert->ep_size; ++place) {
-      const auto values = of_rank_0(parts, tensor_at(parts, member, place));
+      const auto values = of_rank_0(*parts.job.comm, tensor_at(parts.plan.remote, member, place));
       if (place == member.expert->place()) adopt(parts, group, i, values);
     }
   }
@@ -127,13 +126,13 @@ void adopt_experts(Parts& parts, int group, const std::vector<std::size_t>& memb
 }
 
 // The same without tensor parallelism: one broadcast of the whole group.
-void adopt_group(Parts& parts, int group) {
+void adopt_group(const Parts& parts, int group) {
   auto& binding = parts.binding();
   const auto values = binding.values(group);
   const Lent lent(*parts.memory, values);
   parts.program->initialise(group, lent.view(), /*broadcast=*/true);
   for (std::size_t i = 0; i < binding.group(group).members.size(); ++i)
-    binding.attach(group, i, resting_of(parts, group));
+    binding.attach(group, i, resting_of(*parts.program, group));
 }
 
 // The parameters of a deferred build, and buffers that have no values yet.
@@ -142,7 +141,7 @@ struct Deferred {
     int group;  // kBuffer, kRemote
     std::size_t member;
   };
-  static constexpr int kBuffer = -1, kRemote = -2;  // kRemote: parts.remote[member]
+  static constexpr int kBuffer = -1, kRemote = -2;  // kRemote: parts.plan.remote[member]
   std::vector<at::Tensor> tensors;
   std::vector<Place> places;
   std::vector<std::size_t> missing;              // by group: members without values
@@ -164,14 +163,14 @@ Deferred find_deferred(const Parts& parts) {
     }
     found.missing.push_back(group->members.size() - others.size());
   }
-  for (const auto& buffer : parts.model->buffers()) {
+  for (const auto& buffer : parts.job.model->buffers()) {
     if (!torch_hooks::is_deferred(buffer)) continue;
     found.tensors.push_back(buffer);
     found.places.push_back({Deferred::kBuffer, 0});
   }
-  for (std::size_t i = 0; i < parts.remote.size(); ++i) {
-    if (!torch_hooks::is_deferred(parts.remote[i].tensor)) continue;
-    found.tensors.push_back(parts.remote[i].tensor);
+  for (std::size_t i = 0; i < parts.plan.remote.size(); ++i) {
+    if (!torch_hooks::is_deferred(parts.plan.remote[i].tensor)) continue;
+    found.tensors.push_back(parts.plan.remote[i].tensor);
     found.places.push_back({Deferred::kRemote, i});
   }
   return found;
@@ -179,8 +178,8 @@ Deferred find_deferred(const Parts& parts) {
 
 // Draws the values in the order of their initializers, equal on every rank. A parameter is cut and its memory released
 // as soon as it has its last value.
-void adopt_deferred(Parts& parts, Deferred deferred) {
-  auto& comm = *parts.comm;
+void adopt_deferred(const Parts& parts, Deferred deferred) {
+  auto& comm = *parts.job.comm;
   if (comm.size() > 1) {
     // libtorch seeds each process randomly, so all ranks use rank 0's generator state.
     const auto states =
@@ -199,8 +198,8 @@ void adopt_deferred(Parts& parts, Deferred deferred) {
   torch_hooks::replay_deferred(deferred.tensors, [&](std::size_t t) {
     const auto [group, member] = deferred.places[t];
     if (group == Deferred::kRemote) {
-      note(parts.remote[member]);
-      parts.experts->release(parts.remote[member]);
+      note(parts.plan.remote[member]);
+      parts.experts->release(parts.plan.remote[member]);
     }
     if (group < 0) return;
     take(group, member);
@@ -224,10 +223,12 @@ void adopt_deferred(Parts& parts, Deferred deferred) {
 
 }  // namespace
 
-void adopt_parameters(Parts& parts) {
+void adopt_parameters(const Parts& parts) {
   const at::NoGradGuard no_grad;
   const torch_hooks::AllocationObserver::Pause pause;
-  if (parts.products) agree_on_random_numbers(parts);
+  // Ranks that are threads share one generator.
+  if (parts.products && parts.job.comm->transport() != "thread")
+    agree_on_random_numbers(*parts.ranks.tensor, parts.plan.device);
   auto deferred = find_deferred(parts);
   std::vector<int> eager;
   for (std::size_t g = 0; g < deferred.missing.size(); ++g)
@@ -235,13 +236,13 @@ void adopt_parameters(Parts& parts) {
   if (!deferred.tensors.empty()) adopt_deferred(parts, std::move(deferred));
   for (const int group : eager) {
     if (parts.groups[static_cast<std::size_t>(group)].axis > 0)
-      adopt_experts(parts, group, all_members(parts, group));
-    else if (parts.products || parts.comm->size() == 1)
+      adopt_experts(parts, group, all_members(parts.binding().group(group)));
+    else if (parts.products || parts.job.comm->size() == 1)
       adopt_members(parts, group);
     else
       adopt_group(parts, group);
   }
-  for (const auto& parameter : parts.remote)
+  for (const auto& parameter : parts.plan.remote)
     if (!torch_hooks::is_intercepted(parameter.tensor)) parts.experts->release(parameter);
 }
 

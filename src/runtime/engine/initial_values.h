@@ -8,6 +8,6 @@ namespace zero::engine {
 // Rank 0's values, and the parameters point into the Engine's buffers. At any time there is one whole parameter in
 // addition to the shards and what is left of the model; where there is no tensor parallelism, and a model that has
 // values is sharded over several ranks, one unit. Collective.
-void adopt_parameters(Parts& parts);
+void adopt_parameters(const Parts& parts);
 
 }  // namespace zero::engine

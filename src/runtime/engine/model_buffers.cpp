@@ -109,15 +109,15 @@ void check_buffers(const torch::nn::Module& model, int ranks) {
   if (!faults.empty()) throw ConfigError("[Engine] the model's buffers cannot be taken:" + faults);
 }
 
-void adopt_buffers(Parts& parts, bool moves) {
+void adopt_buffers(const Parts& parts, bool moves) {
   const at::NoGradGuard no_grad;
-  auto& comm = *parts.comm;
-  const auto unsaved = unsaved_buffers(*parts.model);
-  for (auto& item : parts.model->named_buffers()) {
+  auto& comm = *parts.job.comm;
+  const auto unsaved = unsaved_buffers(*parts.job.model);
+  for (auto& item : parts.job.model->named_buffers()) {
     auto& buffer = item.value();
     if (!buffer.defined()) continue;
     const bool dense = is_dense(buffer);
-    if (moves) buffer.set_data(buffer.to(parts.device));
+    if (moves) buffer.set_data(buffer.to(parts.plan.device));
     if (comm.rank() == 0 && !can_be_saved(buffer) && !unsaved.contains(item.key()))
       base::log(LogLevel::Warning,
                 base::join("[Engine] buffer ", item.key(), dense ? " has the type " : " is a tensor of ",
@@ -129,15 +129,15 @@ void adopt_buffers(Parts& parts, bool moves) {
       continue;
     }
     if (buffer.numel() == 0) continue;
-    if (parts.settings.buffer_dtype && buffer.is_floating_point())
-      buffer.set_data(buffer.to(scalar_type(*parts.settings.buffer_dtype)));
+    if (parts.job.settings.buffer_dtype && buffer.is_floating_point())
+      buffer.set_data(buffer.to(scalar_type(*parts.job.settings.buffer_dtype)));
     if (!buffer.is_contiguous()) buffer.set_data(buffer.contiguous());  // broadcast and saved in memory order
     if (comm.size() > 1) broadcast(comm, buffer);
     parts.memory->ledger->book(step::Tier::Device, step::Purpose::Other, static_cast<std::int64_t>(buffer.nbytes()));
   }
   if (!parts.activations) return;
   std::vector<const void*> resident;
-  for (const auto& buffer : parts.model->buffers())
+  for (const auto& buffer : parts.job.model->buffers())
     if (buffer.defined() && is_dense(buffer) && buffer.has_storage())
       resident.push_back(buffer.storage().unsafeGetStorageImpl());
   parts.activations->set_resident(resident);

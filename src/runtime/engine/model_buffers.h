@@ -22,7 +22,7 @@ void check_buffers(const torch::nn::Module& model, int ranks);
 
 // Moves the buffers onto the Engine's device if `moves`, gives them libzero's buffer dtype, and broadcasts rank 0's
 // values. Collective.
-void adopt_buffers(Parts& parts, bool moves);
+void adopt_buffers(const Parts& parts, bool moves);
 
 // Whether files can hold the buffer.
 bool can_be_saved(const at::Tensor& buffer);

@@ -28,12 +28,12 @@ sharding::ShardLayout::Piece piece_of(const step::GroupFacts& facts, std::size_t
   return {member, 0, 0, 0};
 }
 
-sharding::ShardLayout::Piece shard_of(const Parts& parts, const step::GroupFacts& facts, std::size_t member) {
-  return piece_of(facts, member, parts.run.shard_begin(facts), facts.shard());
+sharding::ShardLayout::Piece shard_of(const step::RunFacts& run, const step::GroupFacts& facts, std::size_t member) {
+  return piece_of(facts, member, run.shard_begin(facts), facts.shard());
 }
 
-sharding::ShardLayout::Piece owned_of(const Parts& parts, const step::GroupFacts& facts, std::size_t member) {
-  return piece_of(facts, member, parts.run.owned_begin(facts), facts.owned());
+sharding::ShardLayout::Piece owned_of(const step::RunFacts& run, const step::GroupFacts& facts, std::size_t member) {
+  return piece_of(facts, member, run.owned_begin(facts), facts.owned());
 }
 
 void require_whole(const std::string& where, const ModelParameter& parameter, const at::Tensor& values) {
@@ -52,19 +52,19 @@ void require_shard(const std::string& where, const ModelParameter& parameter, st
 
 at::Tensor values_of_rank_0(const Parts& parts, const ModelParameter& parameter, const at::Tensor& values) {
   auto flat =
-      values.detach().to(parts.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous().view({-1});
-  if (parts.comm->size() > 1 && flat.numel() > 0) parts.comm->broadcast(flat, 0)->wait();
-  return part_of(parameter, flat, parts.tensor_group->rank()).view({-1});
+      values.detach().to(parts.plan.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous().view({-1});
+  if (parts.job.comm->size() > 1 && flat.numel() > 0) parts.job.comm->broadcast(flat, 0)->wait();
+  return part_of(parameter, flat, parts.ranks.tensor->rank()).view({-1});
 }
 
 at::Tensor values_of_shards(const Parts& parts, const step::GroupFacts& facts, std::size_t member,
                             const at::Tensor& values) {
   // An expert's of other ranks has no values here, and takes none.
-  const auto own = values.numel() == 0 ? piece_of(facts, member, 0, 0) : shard_of(parts, facts, member);
-  auto mine = at::zeros({facts.shard()}, at::TensorOptions().dtype(at::kFloat).device(parts.device));
+  const auto own = values.numel() == 0 ? piece_of(facts, member, 0, 0) : shard_of(parts.plan.run, facts, member);
+  auto mine = at::zeros({facts.shard()}, at::TensorOptions().dtype(at::kFloat).device(parts.plan.device));
   mine.narrow(0, own.range_begin, own.numel).copy_(values.detach().reshape({-1}));
   auto whole = mine;
-  if (auto& ranks = parts.ranks_of(facts); ranks.size() > 1 && facts.padded() > 0) {
+  if (auto& ranks = parts.ranks.of(facts); ranks.size() > 1 && facts.padded() > 0) {
     whole = at::empty({facts.padded()}, mine.options());
     ranks.all_gather(whole, mine)->wait();
   }
@@ -92,19 +92,19 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
                       "requires_grad_().");
   int index = state == "master" ? kMaster : -1;
   std::string names = "master";
-  for (int slot = 0; slot < p_.run.num_slots; ++slot) {
+  for (int slot = 0; slot < p_.plan.run.num_slots; ++slot) {
     names += std::string(", ") + p_.optimizer->slot_name(slot);
     if (state == p_.optimizer->slot_name(slot)) index = slot + 1;
   }
   if (index < 0) throw ConfigError(p_.where(call) + "got the state " + state + ", expected one of " + names);
-  const auto own = located.here ? shard_of(p_, group.facts, member) : piece_of(group.facts, member, 0, 0);
+  const auto own = located.here ? shard_of(p_.plan.run, group.facts, member) : piece_of(group.facts, member, 0, 0);
   return {group, p_.binding().group(located.group).members[member], member, index, own, located};
 }
 
 ParameterStates::Place ParameterStates::agreed(const char* call, const std::string& parameter, const std::string& state,
                                                const std::function<void(const Place&)>& check) {
   std::optional<Place> place;
-  agree_on(p_.relay, *p_.comm, call, p_.where(call) + "the state asked for", [&] {
+  agree_on(p_.relay, *p_.job.comm, call, p_.where(call) + "the state asked for", [&] {
     place.emplace(find(call, parameter, state));
     check(*place);
     return state + " of " + place->located.name + "\n";
@@ -122,8 +122,8 @@ at::Tensor ParameterStates::get(const std::string& parameter, const std::string&
     const auto& layout = place.group.facts.layout;
     const auto part = gathered_state(p_, place.group, place.state)
                           .narrow(0, layout.parameter_offset(place.member), layout.parameter_numel(place.member));
-    return values_of_owner(p_, place.located, whole_of(place.parameter, part, *p_.tensor_group))
-        .to(p_.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+    return values_of_owner(p_, place.located, whole_of(place.parameter, part, *p_.ranks.tensor))
+        .to(p_.plan.device, at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   });
 }
 
@@ -139,11 +139,11 @@ OwnShard ParameterStates::get_own(const std::string& parameter, const std::strin
     const auto& facts = place.group.facts;
     const at::NoGradGuard no_grad;
     if (!facts.trainable) {
-      const auto begin = (facts.sharding.params ? 0 : p_.run.shard_begin(facts)) + place.own.range_begin;
+      const auto begin = (facts.sharding.params ? 0 : p_.plan.run.shard_begin(facts)) + place.own.range_begin;
       const auto values = states_.read_params(place.group, begin, place.own.numel);
       return {place.own.parameter_begin, values.to(values.device(), at::kFloat, false, /*copy=*/true)};
     }
-    const auto begin = p_.run.shard_begin(facts) - p_.run.owned_begin(facts) + place.own.range_begin;
+    const auto begin = p_.plan.run.shard_begin(facts) - p_.plan.run.owned_begin(facts) + place.own.range_begin;
     return {place.own.parameter_begin, states_.read(place.group, place.state, begin, place.own.numel).clone()};
   });
 }
@@ -157,18 +157,18 @@ void ParameterStates::require_replaceable(const char* call) const {
 
 // Every rank has the same values of the whole parameter.
 void ParameterStates::replace(const char* call, const Place& place, const at::Tensor& flat) {
-  if (p_.comm->size() > 1) p_.comm->barrier();  // no rank reads a shard in place any more
+  if (p_.job.comm->size() > 1) p_.job.comm->barrier();  // no rank reads a shard in place any more
   stepper_.begin_replacing(call);
   p_.progress.worth_keeping = true;
   const auto& facts = place.group.facts;
   if (!place.located.here) {
     // Another rank has the expert.
   } else if (facts.trainable) {
-    const auto owned = owned_of(p_, facts, place.member);
+    const auto owned = owned_of(p_.plan.run, facts, place.member);
     states_.write(place.group, place.state, owned.range_begin, flat.narrow(0, owned.parameter_begin, owned.numel));
   } else {
     const auto stored =
-        piece_of(facts, place.member, facts.sharding.params ? p_.run.shard_begin(facts) : 0, facts.resting());
+        piece_of(facts, place.member, facts.sharding.params ? p_.plan.run.shard_begin(facts) : 0, facts.resting());
     states_.write_params(place.group, stored.range_begin, flat.narrow(0, stored.parameter_begin, stored.numel));
   }
   if (place.state == kMaster) p_.program->end_replacing(place.group.index);
@@ -204,8 +204,8 @@ void ParameterStates::set_own(const std::string& parameter, const std::string& s
 std::pair<std::int64_t, at::Tensor> reduced_gradient(const Parts& parts, int index, std::size_t member) {
   const auto& group = *parts.program->groups()[static_cast<std::size_t>(index)];
   const auto& facts = group.facts;
-  const auto shard_begin = parts.run.shard_begin(facts);
-  const auto options = at::TensorOptions().dtype(scalar_type(facts.precision.grad)).device(parts.device);
+  const auto shard_begin = parts.plan.run.shard_begin(facts);
+  const auto options = at::TensorOptions().dtype(scalar_type(facts.precision.grad)).device(parts.plan.device);
   for (const auto& piece : facts.layout.pieces(shard_begin, facts.shard())) {
     if (piece.parameter != member) continue;
     auto view = group.grads->sum();
@@ -226,11 +226,12 @@ std::optional<ParameterGradients::Place> ParameterGradients::find(const char* ca
                                                                   const std::string& parameter) const {
   checks_.require_usable(call);
   const auto& accumulated = p_.accumulated();
-  const bool counted = p_.settings.managed_gradient_accumulation;
-  if (accumulated.open || (counted ? accumulated.micro_batches != p_.accumulation : accumulated.micro_batches == 0))
+  const bool counted = p_.job.settings.managed_gradient_accumulation;
+  if (accumulated.open ||
+      (counted ? accumulated.micro_batches != p_.plan.batch.accumulation : accumulated.micro_batches == 0))
     throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches,
-                                                  counted ? base::join(" of ", p_.accumulation) : "", " micro-batches",
-                                                  accumulated.open ? " and within another" : "",
+                                                  counted ? base::join(" of ", p_.plan.batch.accumulation) : "",
+                                                  " micro-batches", accumulated.open ? " and within another" : "",
                                                   ", expected between the last backward() and step()"));
   const auto located = p_.binding().require(p_.where(call), parameter);
   const auto& bound = p_.binding().group(located.group);
@@ -242,13 +243,13 @@ OwnShard ParameterGradients::get_own(const std::string& parameter) {
   return p_.relay.keeping([&]() -> OwnShard {
     constexpr const char* kCall = "own_gradient";
     const auto place = find(kCall, parameter);
-    if (!p_.settings.managed_gradient_accumulation && !p_.accumulated().closed)
+    if (!p_.job.settings.managed_gradient_accumulation && !p_.accumulated().closed)
       throw ConfigError(p_.where(kCall) +
                         "called before a collective call has reduced the gradients. Hint: with "
                         "libzero.managed_gradient_accumulation false, call gradient() or set_gradient() on every rank "
                         "first.");
     if (!place) return {};
-    if (!place->located.here) return {0, at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(p_.device))};
+    if (!place->located.here) return {0, at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(p_.plan.device))};
     const at::NoGradGuard no_grad;
     const auto [begin, values] = reduced_gradient(p_, place->group, place->member);
     return {begin, values.to(at::kFloat) * unscale()};
@@ -280,17 +281,17 @@ at::Tensor ParameterGradients::get(const std::string& parameter) {
     const auto& bound = p_.binding().group(located.group);
     const auto& member = bound.members[located.member];
     // Each element belongs to one rank and is zero on the others.
-    auto part = at::zeros({member.numel()}, own.values.options().device(p_.device));
+    auto part = at::zeros({member.numel()}, own.values.options().device(p_.plan.device));
     part.narrow(0, own.begin, own.values.numel()).copy_(own.values);
-    if (auto& ranks = p_.ranks_of(bound.facts); ranks.size() > 1 && part.numel() > 0) ranks.all_reduce(part)->wait();
-    return values_of_owner(p_, located, whole_of(member, part, *p_.tensor_group));
+    if (auto& ranks = p_.ranks.of(bound.facts); ranks.size() > 1 && part.numel() > 0) ranks.all_reduce(part)->wait();
+    return values_of_owner(p_, located, whole_of(member, part, *p_.ranks.tensor));
   });
 }
 
 ParameterGradients::Place ParameterGradients::agreed(const char* call, const std::string& parameter,
                                                      const std::function<void(const Place&)>& check) {
   std::optional<Place> place;
-  agree_on(p_.relay, *p_.comm, call, p_.where(call) + "the gradient to replace", [&] {
+  agree_on(p_.relay, *p_.job.comm, call, p_.where(call) + "the gradient to replace", [&] {
     const auto found = find(call, parameter);
     if (!found) throw ConfigError(p_.where(call) + parameter + " has no gradient: it is frozen");
     check(place.emplace(*found));
@@ -303,7 +304,7 @@ ParameterGradients::Place ParameterGradients::agreed(const char* call, const std
 // Every rank has the same values of the whole parameter.
 void ParameterGradients::replace(const Place& place, const at::Tensor& flat) {
   if (!place.located.here) return;
-  const auto owned = owned_of(p_, facts(place), place.member);
+  const auto owned = owned_of(p_.plan.run, facts(place), place.member);
   if (owned.numel == 0) return;
   const auto values = flat.narrow(0, owned.parameter_begin, owned.numel) / unscale();
   auto& buffers = p_.memory->buffers;
@@ -339,7 +340,7 @@ void ParameterGradients::set_own(const std::string& parameter, const at::Tensor&
   constexpr const char* kCall = "set_own_gradient";
   const auto place = agreed(kCall, parameter, [&](const Place& found) {
     require_shard(p_.where(kCall), found.parameter,
-                  found.located.here ? shard_of(p_, facts(found), found.member).numel : 0, values);
+                  found.located.here ? shard_of(p_.plan.run, facts(found), found.member).numel : 0, values);
   });
   p_.relay.reporting([&] {
     const at::NoGradGuard no_grad;

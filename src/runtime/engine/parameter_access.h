@@ -21,9 +21,9 @@ class Stepper;
 sharding::ShardLayout::Piece piece_of(const step::GroupFacts& facts, std::size_t member, std::int64_t begin,
                                       std::int64_t numel);
 // In this rank's shard.
-sharding::ShardLayout::Piece shard_of(const Parts& parts, const step::GroupFacts& facts, std::size_t member);
+sharding::ShardLayout::Piece shard_of(const step::RunFacts& run, const step::GroupFacts& facts, std::size_t member);
 // In the range whose states this rank owns.
-sharding::ShardLayout::Piece owned_of(const Parts& parts, const step::GroupFacts& facts, std::size_t member);
+sharding::ShardLayout::Piece owned_of(const step::RunFacts& run, const step::GroupFacts& facts, std::size_t member);
 
 // ConfigError unless `values` are floating-point and of the parameter's shape, or have `numel` elements.
 void require_whole(const std::string& where, const ModelParameter& parameter, const at::Tensor& values);
@@ -80,7 +80,7 @@ class ParameterStates {
 
 class ParameterGradients {
  public:
-  ParameterGradients(Parts& parts, const Checks& checks) : p_(parts), checks_(checks) {}
+  ParameterGradients(const Parts& parts, const Checks& checks) : p_(parts), checks_(checks) {}
 
   // Collective.
   at::Tensor get(const std::string& parameter);
@@ -106,10 +106,10 @@ class ParameterGradients {
   void close(const char* call, const std::string& parameter);
   const step::GroupFacts& facts(const Place& place) const { return p_.groups[static_cast<std::size_t>(place.group)]; }
   // What the stored gradient, which is scaled, is multiplied by to become the gradient of the loss.
-  double unscale() const { return static_cast<double>(p_.run.postmultiply) / p_.scaler->scale(); }
+  double unscale() const { return static_cast<double>(p_.plan.run.postmultiply) / p_.scaler->scale(); }
   void replace(const Place& place, const at::Tensor& flat);
 
-  Parts& p_;
+  const Parts& p_;
   const Checks& checks_;
 };
 

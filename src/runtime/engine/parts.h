@@ -1,20 +1,19 @@
-// The parts of an Engine. State owns one Parts; the classes that implement the Engine hold references to it.
+// What an Engine consists of. State owns one Parts, which build() makes; the classes that implement the Engine hold
+// references to it.
 #pragma once
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <zero/engine.h>
-#include <zero/mesh.h>
-
 #include "activations/activation_store.h"
 #include "engine/background_save.h"
 #include "engine/error_relay.h"
 #include "engine/experts.h"
 #include "engine/gathered_scopes.h"
+#include "engine/job.h"
+#include "engine/run_plan.h"
 #include "engine/step_trace.h"
-#include "engine/tier_plan.h"
 #include "engine/torch_backend.h"
 #include "optim/loss_scaler.h"
 #include "parallel/split_products.h"
@@ -51,49 +50,36 @@ struct Progress {
   }
 };
 
-// The order of members is the order of construction.
+struct Draft;  // build.h
+
+// The order of members is the order of construction. `const` ones stay as they are made.
 struct Parts {
-  // mesh: null: build() makes one of `comm`.
-  Parts(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
-        std::shared_ptr<Mesh> mesh);
+  // Takes memory and makes files, without changing the model. May throw on some ranks only.
+  Parts(const Job& job, ErrorRelay& relay, Draft draft);
   ~Parts();
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;
 
-  // "[Engine::step] (rank 0/2, step 5) "
-  std::string where(const char* call) const;
-  // The ranks over which a group's states are sharded.
-  comm::Group& ranks_of(const step::GroupFacts& group) const {
-    return *axis_groups[static_cast<std::size_t>(group.axis)];
-  }
+  std::string where(const char* call) const { return job.where(call, program->steps()); }
   step::Prefetcher& prefetcher() const { return program->prefetcher(); }
   ModelBinding& binding() const { return backend->binding; }
   // Between accumulation boundaries this is empty.
   const step::Accumulation& accumulated() const { return program->accumulated(); }
 
-  const std::shared_ptr<torch::nn::Module> model;
-  const Options options;
-  const config::Settings& settings;
-  const std::shared_ptr<Communicator> communicator;
-  const std::shared_ptr<comm::Group> comm;  // the group of `communicator`: all ranks of the run
-  std::shared_ptr<Mesh> mesh;
-  std::shared_ptr<comm::Group> shard_group, tensor_group;  // along "dp_sp", over which states are sharded, and "tp"
-  std::vector<std::shared_ptr<comm::Group>> axis_groups;   // by axis of `run`: shard_group, and those of equal experts
-  ErrorRelay relay;
-  std::int64_t accumulation = 1, micro_batch = 1;
+  const Job& job;
+  ErrorRelay& relay;
+  const RunPlan plan;
+  const RankGroups ranks;
+  // What works in each step.
   StepTrace trace;
-  std::unique_ptr<optim::ShardedOptimizer> optimizer;
-  std::unique_ptr<optim::LossScaler> scaler;
-  at::Device device = at::kCPU;  // of the parameters and of all states that are not offloaded
-  step::RunFacts run;
-  std::unique_ptr<TierPlan> tiers;
-  std::vector<step::GroupFacts> groups;
-  std::shared_ptr<EngineMemory> memory;
-  std::unique_ptr<TorchBackend> backend;
+  const std::unique_ptr<optim::ShardedOptimizer> optimizer;
+  const std::unique_ptr<optim::LossScaler> scaler;
+  const std::shared_ptr<parallel::SplitProducts> products;  // null: no tensor parallelism
+  const std::unique_ptr<Experts> experts;                   // null: no expert parallelism
+  std::vector<step::GroupFacts> groups;  // those of a frozen unit are replaced when it is trained: admit_unfrozen()
+  const std::shared_ptr<EngineMemory> memory;
+  std::unique_ptr<TorchBackend> backend;  // this and the program stay until ~Parts, which ends them in turn
   std::unique_ptr<step::StepProgram> program;
-  std::shared_ptr<parallel::SplitProducts> products;          // null: no tensor parallelism
-  std::unique_ptr<Experts> experts;                           // null: no expert parallelism
-  std::vector<ModelParameter> remote;                         // of experts of other ranks, in order of registration
   std::shared_ptr<activations::ActivationStore> activations;  // null: activations are not managed
   Progress progress;
 };

@@ -97,8 +97,8 @@ std::vector<Replica> common_states(const Parts& p) {
     const auto& facts = p.groups[g];
     const auto& group = *p.program->groups()[g];
     const auto& members = p.binding().group(static_cast<int>(g)).members;
-    const auto begin = p.run.shard_begin(facts), end = begin + facts.shard();
-    for (int state = kMaster; state <= (facts.trainable ? p.run.num_slots : kMaster); ++state)
+    const auto begin = p.plan.run.shard_begin(facts), end = begin + facts.shard();
+    for (int state = kMaster; state <= (facts.trainable ? p.plan.run.num_slots : kMaster); ++state)
       for (std::size_t i = 0; i < members.size(); ++i) {
         if (members[i].is_cut()) continue;
         const auto offset = facts.layout.parameter_offset(i);
@@ -110,7 +110,7 @@ std::vector<Replica> common_states(const Parts& p) {
         for (auto at = std::max(begin, offset); at < last; at += std::min(kChunk, last - at)) {
           const auto numel = std::min(kChunk, last - at);
           sum.hash +=
-              weighted_sum(facts.trainable ? states.read(group, state, at - p.run.owned_begin(facts), numel)
+              weighted_sum(facts.trainable ? states.read(group, state, at - p.plan.run.owned_begin(facts), numel)
                                            : states.read_params(group, at - (facts.sharding.params ? begin : 0), numel),
                            at - offset);
         }
@@ -199,26 +199,26 @@ std::string tensor_coordinate(int place, int degree, int world) {
 }  // namespace
 
 void compare_replicas_at_times(Parts& p) {
-  const auto every = p.settings.replica_check_steps;
+  const auto every = p.job.settings.replica_check_steps;
   if (every > 0 && (p.program->steps() + 1) % every == 0) compare_replicas(p);
 }
 
 void compare_replicas(Parts& p) {
-  if (p.comm->size() == 1) return;
+  if (p.job.comm->size() == 1) return;
   const observe::TraceSpan wait(p.trace.trace(), observe::TraceKind::ExchangeWait, "replicas");
-  const auto rank = p.comm->rank();
+  const auto rank = p.job.comm->rank();
   const auto compare = [&]() -> std::string {
     std::string text;
     const auto add = [&](const std::string& more) { text += (text.empty() || more.empty() ? "" : "; ") + more; };
-    for (std::size_t axis = 0; axis < p.axis_groups.size(); ++axis) {
+    for (std::size_t axis = 0; axis < p.ranks.axes.size(); ++axis) {
       auto replicas = replicas_of(p, static_cast<int>(axis), false);
       if (axis == 0) replicas.push_back(counters_of(p));
-      add(differences(*p.axis_groups[axis], rank, replicas));
+      add(differences(*p.ranks.axes[axis], rank, replicas));
     }
-    if (p.tensor_group->size() > 1) {
+    if (p.ranks.tensor->size() > 1) {
       auto replicas = replicas_of(p, 0, true);
       replicas.push_back(counters_of(p));
-      add(differences(*p.tensor_group, rank, replicas));
+      add(differences(*p.ranks.tensor, rank, replicas));
     }
     if (text.empty()) return "";
     throw InternalError(p.where("step") + "replicated state differs between ranks: " + text +
@@ -228,17 +228,17 @@ void compare_replicas(Parts& p) {
                         ExitCode::kNumerical);
   };
   // Ranks of other groups have seen nothing.
-  if (p.axis_groups.size() > 1 || p.tensor_group->size() > 1)
-    agree(*p.comm, "Engine::step", compare);
+  if (p.ranks.axes.size() > 1 || p.ranks.tensor->size() > 1)
+    agree(*p.job.comm, "Engine::step", compare);
   else
     compare();
 }
 
-void compare_tensor_parallel_ranks(Parts& p, const char* call) {
-  const int degree = p.tensor_group->size(), world = p.comm->size();
+void compare_tensor_parallel_ranks(const Parts& p, const char* call) {
+  const int degree = p.ranks.tensor->size(), world = p.job.comm->size();
   if (degree == 1) return;
   std::vector<Replica> mine;
-  const auto texts = agree(*p.comm, call, [&] {
+  const auto texts = agree(*p.job.comm, call, [&] {
     mine = common_states(p);
     std::uint64_t sum = 0;
     for (std::size_t i = 0; i < mine.size(); ++i) sum += mine[i].hash * (base::mixed(i) | 1);
@@ -255,7 +255,7 @@ void compare_tensor_parallel_ranks(Parts& p, const char* call) {
   // Ranks have different experts.
   std::vector<std::string> names;
   std::map<std::string, std::size_t> index;
-  const auto lists = p.comm->all_gather_bytes(lines);
+  const auto lists = p.job.comm->all_gather_bytes(lines);
   for (std::size_t r = 0; r < lists.size(); ++r) {
     std::istringstream in(lists[r]);
     std::uint64_t sum = 0;

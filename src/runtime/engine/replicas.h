@@ -13,6 +13,6 @@ void compare_replicas_at_times(Parts& parts);
 // Compares the masters, optimizer states and frozen parameters that tensor-parallel ranks have in common; a checkpoint
 // has them once. One exchange of a number if all are equal. Call between steps. `call` is named in errors.
 // [collective] InternalError with ExitCode::kNumerical that names tensors and ranks, the same on all ranks.
-void compare_tensor_parallel_ranks(Parts& parts, const char* call);
+void compare_tensor_parallel_ranks(const Parts& parts, const char* call);
 
 }  // namespace zero::engine

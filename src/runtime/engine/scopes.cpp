@@ -12,8 +12,8 @@ namespace zero::engine {
 std::vector<int> Scopes::agreed_groups(const ParameterChoice& choice, bool modify) {
   std::vector<int> groups;
   const auto where = p_.where("gathered_parameters");
-  agree_on(p_.relay, *p_.comm, "Engine::gathered_parameters", where + "the units asked for", [&] {
-    groups = chosen_groups(p_.binding(), p_.remote, choice, where);
+  agree_on(p_.relay, *p_.job.comm, "Engine::gathered_parameters", where + "the units asked for", [&] {
+    groups = chosen_groups(p_.binding(), p_.plan.remote, choice, where);
     std::string lines = modify ? "to write\n" : "to read\n";
     for (const int g : groups) lines += p_.groups[static_cast<std::size_t>(g)].name + "\n";
     return lines;
@@ -48,7 +48,7 @@ void Scopes::end(const std::vector<int>& groups, bool modify) {
     if (p_.products) p_.products->set_readable(p_.progress.scopes.any());
     if (modify) {
       checks_.parameters("gathered_parameters");
-      p_.comm->barrier();  // no rank reads a shard in place any more
+      p_.job.comm->barrier();  // no rank reads a shard in place any more
       for (const int g : groups) write_back(g);
       p_.progress.worth_keeping = true;
     }
@@ -66,13 +66,14 @@ void Scopes::write_back(int index) {
   auto flat = p_.memory->buffers.tensor(whole);
   // Tensor-parallel ranks have equal values of what is not cut; each has its own part of the rest.
   const auto cut_begin = p_.binding().group(index).cut_begin;
-  if (p_.tensor_group->size() > 1 && cut_begin > 0) p_.tensor_group->broadcast(flat.narrow(0, 0, cut_begin), 0)->wait();
-  if (auto& ranks = p_.ranks_of(facts); ranks.size() > 1) ranks.broadcast(flat, 0)->wait();
+  if (p_.ranks.tensor->size() > 1 && cut_begin > 0) p_.ranks.tensor->broadcast(flat.narrow(0, 0, cut_begin), 0)->wait();
+  if (auto& ranks = p_.ranks.of(facts); ranks.size() > 1) ranks.broadcast(flat, 0)->wait();
   StateAccess states(p_.memory->buffers);
-  if (facts.sharding.params) states.write_params(group, 0, flat.narrow(0, p_.run.shard_begin(facts), facts.shard()));
+  if (facts.sharding.params)
+    states.write_params(group, 0, flat.narrow(0, p_.plan.run.shard_begin(facts), facts.shard()));
   group.params->mark_updated();
   // Unmodified elements keep their master's full precision.
-  const auto owned_begin = p_.run.owned_begin(facts);
+  const auto owned_begin = p_.plan.run.owned_begin(facts);
   for (const auto& segment : facts.segments) {
     if (segment.aliases_master) continue;
     const auto master = states.read(group, kMaster, segment.begin, segment.numel);

@@ -15,7 +15,7 @@ std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts
   const auto count = [ledger = parts.memory->ledger](std::int64_t bytes) {
     ledger->book(step::Tier::Device, step::Purpose::Activations, bytes);
   };
-  const auto peers_read = [&](const step::GroupFacts& group) { return parts.run.peer_reduces(group); };
+  const auto peers_read = [&](const step::GroupFacts& group) { return parts.plan.run.peer_reduces(group); };
   if (std::none_of(parts.groups.begin(), parts.groups.end(), peers_read))
     return std::make_unique<torch_hooks::AllocationObserver>(count);
   blocks.take = [memory = parts.memory](std::size_t size) -> void* {
@@ -35,19 +35,13 @@ std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts
 
 State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
              std::shared_ptr<Mesh> mesh)
-    : parts(std::move(model), std::move(options), std::move(comm), std::move(mesh)) {
-  build(parts);
-  backward = std::make_unique<Backward>(parts, checks, listener);
-  stepper = std::make_unique<Stepper>(parts, checks, *backward, listener);
-  scopes = std::make_unique<Scopes>(parts, checks, *stepper);
-  states = std::make_unique<ParameterStates>(parts, checks, *stepper);
-  exports = std::make_unique<StateExport>(parts, checks, *stepper);
-  parts.relay.reporting([&] {
+    : job(std::move(model), std::move(options), std::move(comm), std::move(mesh)), parts(build(job, relay)) {
+  relay.reporting([&] {
     trace.start_of_environment();
-    if (parts.comm->size() > 1) parts.comm->barrier();  // if one rank's budget refuses, all ranks throw
+    if (job.comm->size() > 1) job.comm->barrier();  // if one rank's budget refuses, all ranks throw
     try {
       adopt_model(parts);
-      listener.attach([this](int group, int member) { backward->on_gradient(group, member); });
+      listener.attach([this](int group, int member) { backward.on_gradient(group, member); });
       if (parts.experts) parts.experts->bind();
       observer_ = observe_allocations(parts);
     } catch (...) {
@@ -60,7 +54,7 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
 }
 
 State::~State() {
-  parts.relay.report_if_unwinding();
+  relay.report_if_unwinding();
   parts.backend->update.settle();
   parts.progress.background.reset();
   parts.progress.kept.reset();
@@ -77,7 +71,7 @@ void State::detach() noexcept {
 
 MemoryReport State::memory() const {
   auto report = parts.memory->ledger->report();
-  report.allocator = allocator_report(parts.device);
+  report.allocator = allocator_report(parts.plan.device);
   return report;
 }
 
@@ -85,7 +79,7 @@ void State::reset_peak_memory() {
   parts.memory->memory.trim();
   base::release_idle_memory();  // return idle memory to the kernel, so that its count agrees with the ledger
   parts.memory->ledger->reset_peak();
-  reset_allocator_peak(parts.device);
+  reset_allocator_peak(parts.plan.device);
 }
 
 }  // namespace zero::engine

@@ -19,15 +19,17 @@ class State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
+  const Job job;
+  ErrorRelay relay{*job.comm};
   Parts parts;
   const Checks checks{parts};
   ForwardListener listener{parts, checks};
-  std::unique_ptr<Backward> backward;
-  std::unique_ptr<Stepper> stepper;
-  std::unique_ptr<Scopes> scopes;
-  std::unique_ptr<ParameterStates> states;
+  Backward backward{parts, checks, listener};
+  Stepper stepper{parts, checks, backward, listener};
+  Scopes scopes{parts, checks, stepper};
+  ParameterStates states{parts, checks, stepper};
   ParameterGradients gradients{parts, checks};
-  std::unique_ptr<StateExport> exports;
+  StateExport exports{parts, checks, stepper};
   EngineTrace trace{parts, checks};
   std::string user_state;
 

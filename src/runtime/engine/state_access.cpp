@@ -82,9 +82,9 @@ at::Tensor gathered_state(const Parts& parts, const step::Group& group, int stat
   if (frozen ? !facts.sharding.params : !facts.sharding.optimizer)
     return (frozen ? resting() : states.read(group, state, 0, facts.owned())).to(at::kFloat);
   if (facts.padded() == 0) return at::empty({0}, at::kFloat);
-  const auto part = (frozen ? resting() : states.shard(group, state)).to(parts.device, at::kFloat);
+  const auto part = (frozen ? resting() : states.shard(group, state)).to(parts.plan.device, at::kFloat);
   auto whole = at::empty({facts.padded()}, part.options());
-  parts.ranks_of(facts).all_gather(whole, part.contiguous())->wait();
+  parts.ranks.of(facts).all_gather(whole, part.contiguous())->wait();
   return whole;
 }
 

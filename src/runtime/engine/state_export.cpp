@@ -29,9 +29,9 @@ std::map<std::string, at::Tensor> StateExport::full_state_dict() {
       const auto& members = p_.binding().group(static_cast<int>(g)).members;
       for (std::size_t i = 0; i < members.size(); ++i) {
         const auto part = flat.narrow(0, layout.parameter_offset(i), layout.parameter_numel(i));
-        const auto whole = whole_of(members[i], part, *p_.tensor_group);
+        const auto whole = whole_of(members[i], part, *p_.ranks.tensor);
         const auto add = [&](const std::string& name, const at::Tensor& values) {
-          if (p_.comm->rank() == 0) result[name] = values.to(at::kCPU, at::kFloat, false, /*copy=*/true);
+          if (p_.job.comm->rank() == 0) result[name] = values.to(at::kCPU, at::kFloat, false, /*copy=*/true);
         };
         const auto& expert = members[i].expert;
         if (!expert) add(members[i].name, whole);
@@ -54,11 +54,11 @@ std::string StateExport::state_hash() {
     };
     for (std::size_t g = 0; g < p_.groups.size(); ++g) {
       if (!p_.groups[g].trainable) continue;
-      for (int state = 0; state <= p_.run.num_slots; ++state) add(states_.shard(group(g), state));
+      for (int state = 0; state <= p_.plan.run.num_slots; ++state) add(states_.shard(group(g), state));
     }
     const auto own = XXH3_128bits_digest(hash);
     XXH3_freeState(hash);
-    const auto all = base::all_gather_values(*p_.comm, own);
+    const auto all = base::all_gather_values(*p_.job.comm, own);
     const auto digest = XXH3_128bits(all.data(), all.size() * sizeof own);
     XXH128_canonical_t canonical;
     XXH128_canonicalFromHash(&canonical, digest);
@@ -70,14 +70,14 @@ std::string StateExport::state_hash() {
 
 std::int64_t StateExport::elements_before(const ModelParameter& member) const {
   std::int64_t elements = 0;
-  for (int part = 0; member.is_cut() && part < p_.tensor_group->rank(); ++part)
+  for (int part = 0; member.is_cut() && part < p_.ranks.tensor->rank(); ++part)
     elements += member.cut.cut.part_numel(part);
   return elements;
 }
 
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {
   const auto& facts = group.facts;
-  const auto shard_begin = p_.run.shard_begin(facts), owned_begin = p_.run.owned_begin(facts);
+  const auto shard_begin = p_.plan.run.shard_begin(facts), owned_begin = p_.plan.run.owned_begin(facts);
   const auto& members = p_.binding().group(group.index).members;
   // For a vector that holds the flat vector's elements from vector_begin on.
   const auto add = [&](const std::string& kind, at::ScalarType dtype, std::int64_t begin, std::int64_t numel,
@@ -85,7 +85,7 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
     for (const auto& piece : facts.layout.pieces(begin, numel)) {
       const auto& member = members[piece.parameter];
       // Tensor-parallel ranks have equal values of what is not cut; one of them saves them.
-      if (to_save && !member.is_cut() && p_.tensor_group->rank() > 0) continue;
+      if (to_save && !member.is_cut() && p_.ranks.tensor->rank() > 0) continue;
       const auto at = begin + piece.range_begin - vector_begin;
       pieces.push_back(
           {kind, member.name, member.sizes, elements_before(member) + piece.parameter_begin, piece.numel, dtype,
@@ -102,7 +102,7 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
         [this, &group](std::int64_t at, const at::Tensor& values) { states_.write_params(group, at, values); });
     return;
   }
-  for (int state = 0; state <= p_.run.num_slots; ++state)
+  for (int state = 0; state <= p_.plan.run.num_slots; ++state)
     add(
         state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1), at::kFloat,
         to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(), owned_begin, state,
@@ -111,8 +111,8 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
 }
 
 void StateExport::add_buffers(std::vector<StatePiece>& pieces, bool to_load) const {
-  const auto unsaved = unsaved_buffers(*p_.model);
-  for (const auto& item : p_.model->named_buffers()) {
+  const auto unsaved = unsaved_buffers(*p_.job.model);
+  for (const auto& item : p_.job.model->named_buffers()) {
     if (!item.value().defined()) continue;
     const bool saved = !unsaved.contains(item.key());
     if (!saved && !can_be_saved(item.value())) continue;

@@ -15,14 +15,14 @@ namespace zero::engine {
 Stepper::Stepper(Parts& parts, const Checks& checks, Backward& backward, ForwardListener& listener)
     : p_(parts), checks_(checks), backward_(backward), listener_(listener) {
   p_.backend->comm.exchange_norms = [this](double mine) { return exchange_norms(mine); };
-  if (!p_.run.updates_together || p_.axis_groups.size() > 1) return;  // experts are compared before the update
-  p_.backend->tensors.combine_norms({p_.comm->size(),
+  if (!p_.plan.run.updates_together || p_.ranks.axes.size() > 1) return;  // experts are compared before the update
+  p_.backend->tensors.combine_norms({p_.job.comm->size(),
                                      [this](const at::Tensor& out, const at::Tensor& in) {
                                        const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait,
                                                                      "norm");
-                                       p_.comm->all_gather(out, in)->wait();
+                                       p_.job.comm->all_gather(out, in)->wait();
                                      },
-                                     [this] { return p_.comm->size() == 1 ? 0 : hash_of_choices(); },
+                                     [this] { return p_.job.comm->size() == 1 ? 0 : hash_of_choices(); },
                                      [this](const auto& parts) {
                                        check_choices(parts);
                                        p_.relay.forget();  // all ranks have communicated
@@ -35,7 +35,8 @@ namespace {
 void poll_background_save(Parts& p) {
   const auto& accumulated = p.accumulated();
   const auto micro_batches = accumulated.micro_batches + (accumulated.open ? 1 : 0);
-  const bool acts = p.settings.managed_gradient_accumulation ? micro_batches == p.accumulation : micro_batches > 0;
+  const bool acts =
+      p.job.settings.managed_gradient_accumulation ? micro_batches == p.plan.batch.accumulation : micro_batches > 0;
   if (!p.progress.background || !acts) return;
   bool over = true;
   try {
@@ -55,8 +56,8 @@ void poll_background_save(Parts& p) {
 
 bool Stepper::at_boundary() const {
   const auto& accumulated = p_.accumulated();
-  if (!p_.settings.managed_gradient_accumulation) return accumulated.micro_batches > 0 || accumulated.open;
-  return accumulated.micro_batches + (p_.progress.backward_since_step ? 0 : 1) == p_.accumulation;
+  if (!p_.job.settings.managed_gradient_accumulation) return accumulated.micro_batches > 0 || accumulated.open;
+  return accumulated.micro_batches + (p_.progress.backward_since_step ? 0 : 1) == p_.plan.batch.accumulation;
 }
 
 StepResult Stepper::step() {
@@ -78,7 +79,7 @@ StepResult Stepper::step() {
     page.set_step(p_.program->steps());
     page.set_phase(observe::StatusPhase::Step);
     p_.trace.begin_phase(observe::TraceKind::Act);
-    progress.global_samples += p_.accumulated().micro_batches * p_.micro_batch * p_.mesh->size("dp");
+    progress.global_samples += p_.accumulated().micro_batches * p_.plan.batch.micro * p_.ranks.mesh->size("dp");
     compare_replicas_at_times(p_);  // before the update, which overwrites most of them
     const auto outcome = p_.program->step();
     result.grad_norm = progress.last_norm = outcome.norm;
@@ -101,9 +102,9 @@ StepResult Stepper::step() {
 namespace {
 
 // Which parameters of an axis are trained, in order.
-std::string active_on(const Parts& parts, int axis) {
+std::string active_on(const ModelBinding& binding, int axis) {
   std::string text;
-  for (const auto& group : parts.binding().groups())
+  for (const auto& group : binding.groups())
     for (std::size_t i = 0; group->facts.axis == axis && i < group->members.size(); ++i)
       text += group->gradients.active(i) ? '1' : '0';
   return text;
@@ -111,9 +112,9 @@ std::string active_on(const Parts& parts, int axis) {
 
 // [collective] Ranks that have the same experts train the same ones.
 void compare_experts(const Parts& parts) {
-  for (std::size_t axis = 1; axis < parts.axis_groups.size(); ++axis)
-    for (const auto mine = active_on(parts, static_cast<int>(axis));
-         const auto& theirs : parts.axis_groups[axis]->all_gather_bytes(mine))
+  for (std::size_t axis = 1; axis < parts.ranks.axes.size(); ++axis)
+    for (const auto mine = active_on(parts.binding(), static_cast<int>(axis));
+         const auto& theirs : parts.ranks.axes[axis]->all_gather_bytes(mine))
       if (theirs != mine)
         throw ConfigError(parts.where("step") +
                           "got other frozen experts than another rank that has the same ones. Hint: call "
@@ -124,7 +125,7 @@ void compare_experts(const Parts& parts) {
 
 // A hash of settings that must be equal on all ranks, besides the configuration: frozen parameters and learning rates.
 std::uint64_t Stepper::hash_of_choices() const {
-  auto text = active_on(p_, 0);
+  auto text = active_on(p_.binding(), 0);
   const auto& rates = p_.optimizer->set_rates();
   text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
   return XXH3_64bits(text.data(), text.size());
@@ -133,13 +134,13 @@ std::uint64_t Stepper::hash_of_choices() const {
 std::vector<double> Stepper::exchange_norms(double squares) {
   DeviceNorm::Part mine{squares, 0};
   std::vector<double> norms;
-  if (p_.comm->size() == 1) {
+  if (p_.job.comm->size() == 1) {
     norms.push_back(squares);
   } else {
     mine.tag = hash_of_choices();
     compare_experts(p_);
     const observe::TraceSpan wait(p_.trace.trace(), observe::TraceKind::ExchangeWait, "norm");
-    const auto all = base::all_gather_values(*p_.comm, mine);
+    const auto all = base::all_gather_values(*p_.job.comm, mine);
     for (const auto& part : all) norms.push_back(part.sum);
     check_choices(all);
   }
@@ -171,15 +172,16 @@ std::string Stepper::find_non_finite() const {
 void Stepper::fail_numerically() {
   compare_replicas(p_);  // what one rank's parameters have caused is not a matter of gradients
   std::string culprits, losses;
-  auto names = p_.comm->all_gather_bytes(find_non_finite() + (backward_.losses_are_finite() ? "" : "\n"));
+  auto names = p_.job.comm->all_gather_bytes(find_non_finite() + (backward_.losses_are_finite() ? "" : "\n"));
   for (std::size_t r = 0; r < names.size(); ++r) {
     if (names[r].ends_with('\n')) {
       names[r].pop_back();
       losses += base::join(losses.empty() ? "; the loss of the last step was not finite on rank " : ", ", r);
     }
     if (!names[r].empty())
-      culprits += base::join(culprits.empty() ? "" : ", ", p_.settings.zero.quantized_gradients ? "or next to " : "",
-                             names[r], " (in the shard of rank ", r, ")");
+      culprits +=
+          base::join(culprits.empty() ? "" : ", ", p_.job.settings.zero.quantized_gradients ? "or next to " : "",
+                     names[r], " (in the shard of rank ", r, ")");
   }
   const auto& scaler = *p_.scaler;
   // Every overflow before these has halved the scale.

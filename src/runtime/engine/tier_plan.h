@@ -20,7 +20,7 @@ storage::IoSettings io_settings(const config::AioSettings& aio);
 class TierPlan {
  public:
   // Places all units, in order of registration. Throws ConfigError for options that the device does not support and
-  // (code kOutOfMemory) for infeasible budgets, with the smallest feasible ones. `run` must outlive it.
+  // (code kOutOfMemory) for infeasible budgets, with the smallest feasible ones.
   TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units, const comm::Group& comm);
 
   std::vector<step::GroupFacts> facts() const { return step::group_facts(run_, settings_, units_, placements_); }
@@ -46,7 +46,7 @@ class TierPlan {
 
   const Options options_;
   const config::Settings& settings_;
-  const step::RunFacts& run_;
+  const step::RunFacts run_;
   const std::vector<step::Unit> units_;
   const int rank_, world_;
   std::vector<step::Placement> placements_;

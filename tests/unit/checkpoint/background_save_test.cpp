@@ -104,12 +104,12 @@ std::int64_t check_round(const Round& round) {
     checkpoint::save(trained.state, slow, root, "t");
     EXPECT_NE(trained.state.parts.progress.background, nullptr);
     if (round.scribbles) {
-      const auto groups = trained.state.scopes->begin({.all = true}, true);
+      const auto groups = trained.state.scopes.begin({.all = true}, true);
       {
         const at::NoGradGuard no_grad;
         for (auto& p : trained.module->parameters()) p.fill_(0.5);
       }
-      trained.state.scopes->end(groups, true);
+      trained.state.scopes.end(groups, true);
     }
     for (int i = 2; i < 6; ++i) trained.step(i);
     EXPECT_EQ(checkpoint::finish_save(trained.state), "t");
@@ -249,7 +249,7 @@ TEST(BackgroundSave, UpdatesCopyWhatHasRoom) {
     const auto changes = [](const auto& piece) { return piece.group >= 0 && piece.requires_grad; };
     for (const std::int64_t pool : std::vector<std::int64_t>{kLeastPool, 12 << 20, 64 << 20}) {
       SCOPED_TRACE("pool " + std::to_string(pool));
-      auto pieces = trained.state.exports->pieces_to_save();
+      auto pieces = trained.state.exports.pieces_to_save();
       std::int64_t all = 0;
       for (const auto& piece : pieces)
         if (changes(piece)) all += piece.numel * static_cast<std::int64_t>(c10::elementSize(piece.dtype));
@@ -283,7 +283,7 @@ TEST(BackgroundSave, ACopyThatFailsGivesItsRoomBack) {
   on_ranks(1, [&](const auto& comm) {
     Trained trained(comm, kPlaces[1]);
     trained.step(0);
-    auto pieces = trained.state.exports->pieces_to_save();
+    auto pieces = trained.state.exports.pieces_to_save();
     const auto host = [&] {
       return trained.state.memory().current(MemoryReport::Tier::Host, MemoryReport::Purpose::Other);
     };
@@ -347,17 +347,17 @@ TEST(BackgroundSave, IsNotReachedByOtherWrites) {
       };
       auto wanted = save("scope");
       {
-        const auto groups = trained.state.scopes->begin({.all = true}, true);
+        const auto groups = trained.state.scopes.begin({.all = true}, true);
         {
           const at::NoGradGuard no_grad;
           for (auto& p : trained.module->parameters()) p.fill_(0.5);
         }
-        trained.state.scopes->end(groups, true);
+        trained.state.scopes.end(groups, true);
       }
       check("scope", wanted);
       wanted = save("state");
-      trained.state.states->set("middle.weight", "exp_avg", at::full({1100, 1100}, 7.0));
-      trained.state.states->set("out.bias", "master", at::full({3}, 7.0));
+      trained.state.states.set("middle.weight", "exp_avg", at::full({1100, 1100}, 7.0));
+      trained.state.states.set("out.bias", "master", at::full({3}, 7.0));
       check("state", wanted);
       wanted = save("buffers");
       for (auto& b : trained.module->buffers()) b.fill_(9);
@@ -419,7 +419,7 @@ TEST(BackgroundSave, AFaultIsTheErrorOfAllBeforeTheNextStep) {
           if (comm->rank() == 0) ++failed;
         }
         // The engine continues with the step that did not act, and the checkpoint before is whole.
-        if (trained.state.parts.accumulated().micro_batches > 0) trained.state.stepper->step();
+        if (trained.state.parts.accumulated().micro_batches > 0) trained.state.stepper.step();
         trained.step(7);
         EXPECT_EQ(digest(root, "old"), old);
         comm->barrier();
@@ -482,8 +482,8 @@ TEST(BackgroundSave, ASlowDiskOfOneRankIsNoTimeout) {
       if (steps) {
         trained.step(1);
       } else {
-        const auto groups = trained.state.scopes->begin({.all = true}, true);
-        trained.state.scopes->end(groups, true);
+        const auto groups = trained.state.scopes.begin({.all = true}, true);
+        trained.state.scopes.end(groups, true);
       }
       EXPECT_GT(std::chrono::steady_clock::now() - begin, faults.timeout) << "the test must outlast the limit";
       checkpoint::finish_save(trained.state);

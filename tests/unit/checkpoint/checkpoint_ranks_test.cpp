@@ -48,9 +48,9 @@ struct Trained {
               comm) {}
   void step(int number) {
     const auto x =
-        at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.parts.comm->rank();
-    state.backward->run(module->out(at::tanh(module->in(x))).pow(2).mean(), {});
-    state.stepper->step();
+        at::arange(9, at::TensorOptions().dtype(at::kFloat)).view({1, 9}) * 0.1 + number + state.job.comm->rank();
+    state.backward.run(module->out(at::tanh(module->in(x))).pow(2).mean(), {});
+    state.stepper.step();
   }
 };
 
@@ -109,13 +109,13 @@ TEST(CheckpointRanks, ASlowDiskIsNoTimeout) {
       SlowFiles files(std::chrono::milliseconds(comm->rank() == slow ? 300 : 0));
       Trained trained(comm, 3);
       trained.step(0);
-      const auto saved = trained.state.exports->state_hash();
+      const auto saved = trained.state.exports.state_hash();
       const auto begin = std::chrono::steady_clock::now();
       checkpoint::save(trained.state, files, folder.text(), "slow");
       EXPECT_GT(std::chrono::steady_clock::now() - begin, faults.timeout) << "the test must outlast the limit";
       trained.step(1);
       EXPECT_EQ(checkpoint::load(trained.state, files, folder.text(), "slow"), "slow");
-      EXPECT_EQ(trained.state.exports->state_hash(), saved);
+      EXPECT_EQ(trained.state.exports.state_hash(), saved);
     });
   }
 }
@@ -150,7 +150,7 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
       Trained trained(comm, 3);
       trained.step(0);
       checkpoint::save(trained.state, formats::system_files(), root, "old");
-      const auto saved = trained.state.exports->state_hash();
+      const auto saved = trained.state.exports.state_hash();
       trained.step(1);
       for (int k = 1;; ++k) {
         FaultyFiles files(Fault::Error, k, ENOSPC);
@@ -184,9 +184,9 @@ TEST(CheckpointRanks, AFaultOfOneRankIsTheErrorOfAll) {
         Trained fresh(comm, 1);
         const auto tag = checkpoint::load(fresh.state, formats::system_files(), root, "");
         if (tag == "old")
-          EXPECT_EQ(fresh.state.exports->state_hash(), saved);
+          EXPECT_EQ(fresh.state.exports.state_hash(), saved);
         else
-          EXPECT_EQ(fresh.state.exports->state_hash(), trained.state.exports->state_hash());
+          EXPECT_EQ(fresh.state.exports.state_hash(), trained.state.exports.state_hash());
         comm->barrier();
         if (comm->rank() == 0) fs::remove_all(folder.path() / "new");
         if (comm->rank() == 0) write_all(folder.path() / "latest", formats::latest_text({"old", 1}));
@@ -211,11 +211,11 @@ TEST(CheckpointRanks, AFaultWhileLoadingLeavesTheEngineWholeOrRefused) {
       Trained source(comm, 2);
       source.step(0);
       checkpoint::save(source.state, formats::system_files(), root, "t");
-      const auto saved = source.state.exports->state_hash();
+      const auto saved = source.state.exports.state_hash();
       for (int k = 1;; ++k) {
         Trained trained(comm, 2);
         if (!fresh) trained.step(5);
-        const auto before = trained.state.exports->state_hash();
+        const auto before = trained.state.exports.state_hash();
         FaultyFiles files(Fault::Error, k, EIO);
         std::string text, refusal;
         const int code = code_of(
@@ -235,12 +235,12 @@ TEST(CheckpointRanks, AFaultWhileLoadingLeavesTheEngineWholeOrRefused) {
         EXPECT_NE(text.find("rank 1/2"), std::string::npos) << text;
         const int step = code_of([&] { trained.step(6); }, &refusal);
         if (step == 0) {
-          trained.state.exports->state_hash();
+          trained.state.exports.state_hash();
           Trained other(comm, 2);
           if (!fresh) other.step(5);
-          EXPECT_EQ(other.state.exports->state_hash(), before);
+          EXPECT_EQ(other.state.exports.state_hash(), before);
           other.step(6);
-          EXPECT_EQ(trained.state.exports->state_hash(), other.state.exports->state_hash()) << k << ": " << text;
+          EXPECT_EQ(trained.state.exports.state_hash(), other.state.exports.state_hash()) << k << ": " << text;
           if (comm->rank() == 0) ++unchanged;
           continue;
         }
@@ -248,7 +248,7 @@ TEST(CheckpointRanks, AFaultWhileLoadingLeavesTheEngineWholeOrRefused) {
         EXPECT_EQ(code_of([&] { checkpoint::save(trained.state, formats::system_files(), root, "no"); }),
                   static_cast<int>(ExitCode::kConfig));
         checkpoint::load(trained.state, formats::system_files(), root, "");
-        EXPECT_EQ(trained.state.exports->state_hash(), saved);
+        EXPECT_EQ(trained.state.exports.state_hash(), saved);
         trained.step(6);
         if (comm->rank() == 0) ++refused;
       }
@@ -288,7 +288,7 @@ TEST(CheckpointRanks, ReadsOnlyWhatItStores) {
   std::string digest;
   on_ranks(2, [&](const auto& comm) {
     engine::State state(std::make_shared<Wide>(), options(1), comm);
-    state.states->set("first.weight", "exp_avg", at::rand({2048, 2048}));
+    state.states.set("first.weight", "exp_avg", at::rand({2048, 2048}));
     checkpoint::save(state, formats::system_files(), root, "t");
     digest = checkpoint::logical_hash(state);
   });
@@ -355,7 +355,7 @@ TEST(CheckpointRanks, KilledAtEveryCallOfEitherRank) {
               const auto taken = checkpoint::load(got.state, formats::system_files(), root, "");
               wanted.step(0);
               if (taken == "new") wanted.step(1);
-              if (got.state.exports->state_hash() != wanted.state.exports->state_hash())
+              if (got.state.exports.state_hash() != wanted.state.exports.state_hash())
                 throw std::runtime_error("other bits");
               if (comm->rank() == 0) tag = taken;
             });

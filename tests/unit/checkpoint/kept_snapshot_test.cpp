@@ -47,7 +47,7 @@ constexpr std::uint64_t kHeader = 100, kData = 4096 + 8192 + 64;
 
 // The private state of this rank and the state of all.
 std::string all_of(Trained& trained) {
-  auto text = checkpoint::logical_hash(trained.state) + " " + trained.state.exports->state_hash();
+  auto text = checkpoint::logical_hash(trained.state) + " " + trained.state.exports.state_hash();
   for (const auto& buffer : trained.module->buffers()) {
     const auto flat = buffer.contiguous();
     text += " " + formats::hash_of(flat.const_data_ptr(), flat.nbytes());
@@ -419,14 +419,14 @@ TEST(KeptSnapshot, HoldsTheStateOfItsCall) {
             trained.step(2);
             trained.step(3);
           } else if (change == "scope") {
-            const auto groups = trained.state.scopes->begin({.all = true}, true);
+            const auto groups = trained.state.scopes.begin({.all = true}, true);
             {
               const at::NoGradGuard no_grad;
               for (auto& p : trained.module->parameters()) p.fill_(0.5);
             }
-            trained.state.scopes->end(groups, true);
+            trained.state.scopes.end(groups, true);
           } else if (change == "state") {
-            trained.state.states->set("middle.weight", "exp_avg", at::full({600, 600}, 7.0));
+            trained.state.states.set("middle.weight", "exp_avg", at::full({600, 600}, 7.0));
           } else if (change == "save") {
             checkpoint::save(trained.state, formats::system_files(), rank.root, "t");
             trained.step(2);

@@ -148,8 +148,8 @@ Options options_of(const ModelPlan& plan, int stage) {
 // Fills everything that the ranks store.
 void fill(engine::State& state, std::uint64_t seed) {
   const at::NoGradGuard no_grad;
-  state.stepper->begin_replacing("fill");
-  for (const auto& piece : state.exports->pieces_to_load()) {
+  state.stepper.begin_replacing("fill");
+  for (const auto& piece : state.exports.pieces_to_load()) {
     auto values = at::empty({piece.numel});
     auto* const out = values.mutable_data_ptr<float>();
     for (std::int64_t i = 0; i < piece.numel; ++i) out[i] = value_of(piece.kind + piece.name, piece.begin + i, seed);
@@ -158,7 +158,7 @@ void fill(engine::State& state, std::uint64_t seed) {
     if (piece.dtype == at::kHalf) values = values.clamp(-60000, 60000);
     piece.write(0, values.to(piece.dtype));
   }
-  state.exports->adopt_loaded();
+  state.exports.adopt_loaded();
 }
 
 // Bits by name: parameters in fp32, buffers in their type.
@@ -173,9 +173,9 @@ std::pair<std::string, std::string> bits_of(const at::Tensor& values) {
 
 Bits bits_in(engine::State& state) {
   Bits bits;
-  for (const auto& [name, values] : state.exports->full_state_dict()) bits[name] = bits_of(values.to(at::kFloat));
-  for (const auto& item : state.parts.model->named_buffers()) bits[item.key()] = bits_of(item.value());
-  for (const auto& [alias, owner] : state.exports->aliases())
+  for (const auto& [name, values] : state.exports.full_state_dict()) bits[name] = bits_of(values.to(at::kFloat));
+  for (const auto& item : state.job.model->named_buffers()) bits[item.key()] = bits_of(item.value());
+  for (const auto& [alias, owner] : state.exports.aliases())
     if (bits.contains(owner)) bits[alias] = bits[owner];  // rank 0 has everything
   return bits;
 }

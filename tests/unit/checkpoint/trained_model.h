@@ -48,10 +48,10 @@ struct Trained {
                   std::to_string(pool) + more + "}, \"zero_optimization\": " + zero + "}"),
               comm) {}
   void step(int number) {
-    const auto inputs = at::arange(64, at::kFloat).view({4, 16}).sin() + number + state.parts.comm->rank();
+    const auto inputs = at::arange(64, at::kFloat).view({4, 16}).sin() + number + state.job.comm->rank();
     const auto x = inputs.to(module->in->weight.scalar_type());
-    state.backward->run(module->out(at::relu(module->norm(module->middle(module->in(x))))).pow(2).mean(), {});
-    state.stepper->step();
+    state.backward.run(module->out(at::relu(module->norm(module->middle(module->in(x))))).pow(2).mean(), {});
+    state.stepper.step();
   }
 };
 

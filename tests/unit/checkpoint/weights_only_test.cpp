@@ -40,11 +40,11 @@ struct Live {
     return module;
   }
   void step(int number) {
-    const auto x = at::linspace(-1, 1, 5, at::kBFloat16).view({1, 5}) + number + state.parts.comm->rank();
-    state.backward->run(module->forward(x).to(at::kFloat).pow(2).mean(), {});
-    state.stepper->step();
+    const auto x = at::linspace(-1, 1, 5, at::kBFloat16).view({1, 5}) + number + state.job.comm->rank();
+    state.backward.run(module->forward(x).to(at::kFloat).pow(2).mean(), {});
+    state.stepper.step();
   }
-  std::string hash() { return state.exports->state_hash(); }
+  std::string hash() { return state.exports.state_hash(); }
 };
 
 // A fault of one rank may show only when it is struck: all ranks say whether it was.

@@ -57,9 +57,9 @@ ImportOptions gpt2_names() {
 }
 
 void train(engine::State& state, models::GptImpl& gpt, int step) {
-  const auto tokens = (at::arange(16).view({1, 16}) * (step + 3) + state.parts.comm->rank()) % 48;
-  state.backward->run(gpt.forward(tokens, tokens.roll(1, 1)), {});
-  state.stepper->step();
+  const auto tokens = (at::arange(16).view({1, 16}) * (step + 3) + state.job.comm->rank()) % 48;
+  state.backward.run(gpt.forward(tokens, tokens.roll(1, 1)), {});
+  state.stepper.step();
 }
 
 // --- import -------------------------------------------------------------------------------------
@@ -103,9 +103,9 @@ TEST(WeightsImport, AFaultLeavesTheEngineWholeOrRefused) {
       engine::State state(gpt, options_of(3), comm);
       train(state, *gpt, 0);
       checkpoint::save(state, formats::system_files(), root, "t");
-      saved = state.exports->state_hash();
+      saved = state.exports.state_hash();
       (void)import(state, formats::system_files());
-      imported = state.exports->state_hash();
+      imported = state.exports.state_hash();
     }
     for (int k = 1;; ++k) {
       const auto gpt = tiny_gpt();
@@ -119,7 +119,7 @@ TEST(WeightsImport, AFaultLeavesTheEngineWholeOrRefused) {
       EXPECT_EQ(texts[0], texts[1]);
       if (comm->all_gather_bytes(files.struck() ? "1" : "0")[1] == "0") {
         EXPECT_EQ(code, 0) << text;
-        EXPECT_EQ(state.exports->state_hash(), imported);
+        EXPECT_EQ(state.exports.state_hash(), imported);
         break;
       }
       if (code == 0) continue;  // closing a file that was read
@@ -137,13 +137,13 @@ TEST(WeightsImport, AFaultLeavesTheEngineWholeOrRefused) {
             static_cast<int>(ExitCode::kConfig));
         EXPECT_NE(partial.find("got partial after"), std::string::npos) << partial;
         checkpoint::load(state, formats::system_files(), root, "");
-        EXPECT_EQ(state.exports->state_hash(), saved) << k << ": " << text;
+        EXPECT_EQ(state.exports.state_hash(), saved) << k << ": " << text;
         (void)import(state, formats::system_files());
         if (comm->rank() == 0) ++refused;
       } else if (comm->rank() == 0) {
         ++unchanged;
       }
-      EXPECT_EQ(state.exports->state_hash(), imported) << k << ": " << text;
+      EXPECT_EQ(state.exports.state_hash(), imported) << k << ": " << text;
       train(state, *gpt, 1);
     }
   });
@@ -187,7 +187,7 @@ Outcome import_pair(bool tied, const PlainTensors& tensors, const nlohmann::json
     const int code = code_of(
         [&] { report = import_weights(state, formats::system_files(), folder.file("model.safetensors"), options); },
         &text);
-    const auto values = state.exports->full_state_dict();  // the engine is usable whatever happened
+    const auto values = state.exports.full_state_dict();  // the engine is usable whatever happened
     if (comm->rank() == 0) {
       outcome = {code, text, report, values};
       outcome.values["scale"] = module->scale.clone();
@@ -361,7 +361,7 @@ TEST(WeightsExport, FilesAreTheMastersForAllRanksAndStages) {
         (void)export_weights(state, formats::system_files(), folder.file("universal"), options);
         options.format = "pt";
         checkpoint::save(state, formats::system_files(), folder.file("run"), "t");
-        const auto masters = state.exports->full_state_dict();
+        const auto masters = state.exports.full_state_dict();
         if (comm->rank() != 0) return;
         // Before a step: what transformers saved, bit for bit.
         EXPECT_EQ(plain_folder(folder.path() / "first"), plain_folder(hf_model("hf-gpt2")));
@@ -435,7 +435,7 @@ TEST(WeightsExport, FaultsAreTheErrorOfAll) {
     fails(folder.text(), {}, ExitCode::kConfig, "exists");
     options.dtype = comm->rank() == 1 ? "bf16" : "fp32";
     fails(folder.file("out"), options, ExitCode::kConfig, "differ");
-    const auto write = state.exports->pieces_to_load();
+    const auto write = state.exports.pieces_to_load();
     for (const auto& piece : write)
       if (piece.kind == "master" && piece.name == "b") piece.write(0, at::full({piece.numel}, 1e6));
     options.dtype = "fp16";
