@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
 
 #include "base/check.h"
 #include "base/kept_memory.h"
@@ -17,7 +18,6 @@
 #include "config/document.h"
 #include "engine/checks.h"
 #include "engine/dtypes.h"
-#include "engine/initial_values.h"
 #include "engine/model_buffers.h"
 #include "engine/rank_agreement.h"
 #include "gpu/plugin.h"
@@ -27,17 +27,6 @@
 
 namespace zero::engine {
 namespace {
-
-// What a rank finds in the model and the configuration, before any data is moved.
-struct Found {
-  std::vector<ModelParameter> parameters;
-  std::vector<int> expert_degrees;
-  std::vector<Unit> units;  // of the parameters that this rank has
-  config::BatchSizes batch{};
-  std::unique_ptr<optim::ShardedOptimizer> optimizer;
-  std::unique_ptr<optim::LossScaler> scaler;
-  at::Device device = at::kCPU;
-};
 
 // The device of the parameters (find_parameters checked that it is one), or where zero::build puts them: the CPU, or
 // this rank's GPU.
@@ -297,22 +286,6 @@ std::vector<step::Unit> sized(const Found& found, const step::RunFacts& run) {
   return units;
 }
 
-std::vector<std::vector<ModelParameter>> members_of(const Found& found) {
-  std::vector<std::vector<ModelParameter>> members;
-  for (const auto& unit : found.units) {
-    auto& of_unit = members.emplace_back();
-    for (const auto i : unit.parameters) of_unit.push_back(found.parameters[i]);
-  }
-  return members;
-}
-
-std::vector<ModelParameter> remote_of(const Found& found) {
-  std::vector<ModelParameter> remote;
-  for (const auto& parameter : found.parameters)
-    if (!parameter.here) remote.push_back(parameter);
-  return remote;
-}
-
 }  // namespace
 
 Parts build(const Job& job, ErrorRelay& relay) {
@@ -343,42 +316,17 @@ Parts build(const Job& job, ErrorRelay& relay) {
   });
   std::unique_ptr<const TierPlan> tiers;
   agree(*job.comm, "Engine", [&]() -> std::string {
-    tiers = std::make_unique<const TierPlan>(job.options, run, sized(found, run), *job.comm);
+    tiers = std::make_unique<const TierPlan>(job, run, sized(found, run));
     return "";
   });
   run.updates_together = !tiers->offloads() && kernels_for(found.device) != nullptr;
+  RunPlan plan{found.batch, found.device, std::move(run), std::move(tiers), {}};
+  std::copy_if(found.parameters.begin(), found.parameters.end(), std::back_inserter(plan.remote),
+               [](const ModelParameter& parameter) { return !parameter.here; });
   return relay.reporting([&] {
-    tiers->check_buffers(tiers->facts());
-    return Parts(job, relay,
-                 {.plan = {found.batch, found.device, std::move(run), std::move(tiers), remote_of(found)},
-                  .ranks = std::move(ranks),
-                  .axes = std::move(axes),
-                  .optimizer = std::move(found.optimizer),
-                  .scaler = std::move(found.scaler),
-                  .expert_degrees = found.expert_degrees,
-                  .members = members_of(found)});
+    plan.tiers->check_buffers(plan.tiers->facts());
+    return Parts(job, relay, std::move(plan), std::move(ranks), std::move(axes), std::move(found));
   });
-}
-
-// --- first values -----------------------------------------------------------------------------
-
-void adopt_model(const Parts& parts) {
-  // After zero::build with a device the model is still on the CPU.
-  const bool moves = parts.binding().group(0).members.front().tensor.device() != parts.plan.device;
-  adopt_parameters(parts);
-  adopt_buffers(parts, moves);
-}
-
-void abandon_model(const Parts& parts) noexcept {
-  for (const auto& group : parts.program->groups()) {
-    if (!group->facts.sharding.params) continue;
-    try {
-      group->params->reshard();
-    } catch (const std::exception&) {
-      // A pending all-gather failed with its communicator; the data is lost either way.
-    }
-    parts.binding().abandon(group->index);
-  }
 }
 
 }  // namespace zero::engine

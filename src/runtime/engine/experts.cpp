@@ -37,9 +37,8 @@ bool RemoteExperts::before_write(int tag, const char* op) {
   return false;
 }
 
-Experts::Experts(const Mesh& mesh, torch::nn::Module& model, const std::vector<int>& degrees, bool data_before_experts)
+Experts::Experts(const Mesh& mesh, torch::nn::Module& model, bool data_before_experts)
     : mesh_(mesh), data_before_experts_(data_before_experts) {
-  for (const int ep_size : degrees) groups_.emplace(ep_size, comm::group_of(*mesh_.experts(ep_size).expert));
   for (const auto& module : model.modules()) {
     const auto* const layer = dynamic_cast<const ExpertLayer*>(module.get());
     if (layer != nullptr && layer->ep_size() > 1) layers_.push_back(module);
@@ -63,7 +62,7 @@ void Experts::share_buffers() {
   const at::NoGradGuard no_grad;
   for (const auto& module : layers_) {
     const auto& layer = dynamic_cast<const ExpertLayer&>(*module);
-    auto& group = *groups_.at(layer.ep_size());
+    auto& group = expert_group(layer.ep_size());
     const auto per_rank = layer.num_experts() / layer.ep_size();
     for (const auto& expert : module->named_children()["experts"]->named_children())
       for (const auto& buffer : expert.value()->buffers()) {

@@ -1,6 +1,5 @@
 // Layers whose experts are divided over ranks (zero/moe.h): which of them this rank has, and what replaces the others.
 #pragma once
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,14 +39,14 @@ class RemoteExperts final : public torch_hooks::UseListener {
 // All layers of a model that divide their experts.
 class Experts {
  public:
-  // degrees: expert_degrees(). mesh must outlive it.
-  Experts(const Mesh& mesh, torch::nn::Module& model, const std::vector<int>& degrees, bool data_before_experts);
+  // mesh must outlive it.
+  Experts(const Mesh& mesh, torch::nn::Module& model, bool data_before_experts);
   ~Experts();
   Experts(const Experts&) = delete;
   Experts& operator=(const Experts&) = delete;
 
   // The ranks that share the experts of a layer, by place.
-  comm::Group& expert_group(int ep_size) const { return *groups_.at(ep_size); }
+  comm::Group& expert_group(int ep_size) const { return *comm::group_of(*mesh_.experts(ep_size).expert); }
 
   // The layers may run from now on, until this object ends.
   void bind();
@@ -62,7 +61,6 @@ class Experts {
   const Mesh& mesh_;
   const bool data_before_experts_;
   std::vector<std::shared_ptr<torch::nn::Module>> layers_;
-  std::map<int, std::shared_ptr<comm::Group>> groups_;  // by ep_size
   RemoteExperts remote_;
 };
 

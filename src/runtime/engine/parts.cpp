@@ -12,48 +12,48 @@ namespace zero::engine {
 namespace {
 
 std::shared_ptr<parallel::SplitProducts> make_products(const Job& job, const RankGroups& ranks, at::Device device) {
-  if (ranks.mesh->size("tp") == 1) return nullptr;
+  if (ranks.tensor->size() == 1) return nullptr;
   return std::make_shared<parallel::SplitProducts>(ranks.mesh->group("tp"), device,
                                                    /*shared_generator=*/job.comm->transport() == "thread");
 }
 
-std::unique_ptr<Experts> make_experts(const Job& job, const RankGroups& ranks, const std::vector<int>& degrees) {
-  if (degrees.empty()) return nullptr;
-  return std::make_unique<Experts>(*ranks.mesh, *job.model, degrees, job.settings.mesh.data_before_experts);
+std::shared_ptr<EngineMemory> make_memory(const Job& job, const RunPlan& plan, const RankGroups& ranks,
+                                          std::shared_ptr<comm::Group> node) {
+  return std::make_shared<EngineMemory>(
+      TorchBuffers::Setup{.axes = ranks.axes,
+                          .node = std::move(node),
+                          .tensor_rank = plan.run.topology.tensor_rank,
+                          .device = plan.device,
+                          .pin_states = plan.run.topology.gpu && job.settings.zero.offload_optimizer.pin_memory,
+                          .params_file = plan.tiers->params_file(),
+                          .states_file = plan.tiers->states_file()},
+      plan.run.checksums);
 }
 
-TorchBuffers::Setup buffers_of(const Job& job, const RunPlan& plan, const RankGroups& ranks,
-                               const std::shared_ptr<comm::Group>& node) {
-  return {.axes = ranks.axes,
-          .node = node,
-          .tensor_rank = plan.run.topology.tensor_rank,
-          .device = plan.device,
-          .pin_states = plan.run.topology.gpu && job.settings.zero.offload_optimizer.pin_memory,
-          .params_file = plan.tiers->params_file(),
-          .states_file = plan.tiers->states_file()};
-}
-
-std::unique_ptr<TorchBackend> make_backend(Parts& parts, std::vector<TorchComm::Ranks> axes,
-                                           std::vector<std::vector<ModelParameter>> members) {
+std::unique_ptr<TorchBackend> make_backend(Parts& parts, const Found& found, std::vector<TorchComm::Ranks> by_axis) {
   if (parts.plan.run.updates_together)
     parts.optimizer->set_ranges_update(
         ranges_update_on(parts.plan.device, [&parts] { return parts.backend->tensors.norm(); }));
+  std::vector<std::vector<ModelParameter>> members;
   std::vector<std::vector<int>> parameter_groups;
-  for (const auto& of_group : members) {
+  for (const auto& unit : found.units) {
+    auto& of_unit = members.emplace_back();
     auto& groups = parameter_groups.emplace_back();
-    for (const auto& parameter : of_group)
+    for (const auto i : unit.parameters) {
+      const auto& parameter = of_unit.emplace_back(found.parameters[i]);
       groups.push_back(parts.optimizer->parameter_group_of(parameter.name, parameter.aliases));
+    }
   }
-  return std::make_unique<TorchBackend>(parts.memory, parts.plan.run, parts.groups, std::move(axes), std::move(members),
-                                        *parts.optimizer, std::move(parameter_groups), parts.trace.trace());
+  return std::make_unique<TorchBackend>(parts.memory, parts.plan.run, parts.groups, std::move(by_axis),
+                                        std::move(members), *parts.optimizer, std::move(parameter_groups),
+                                        parts.trace.trace());
 }
 
 std::unique_ptr<step::StepProgram> make_program(const Parts& parts) {
   parts.plan.tiers->enforce(*parts.memory->ledger);
-  const bool tell = parts.job.settings.zero.log_trace_cache_warnings;
   return std::make_unique<step::StepProgram>(
       parts.plan.run, parts.groups, parts.backend->ops(), parts.memory->memory, *parts.scaler, parts.backend->observer,
-      [tell](const std::string& group) {
+      [tell = parts.job.settings.zero.log_trace_cache_warnings](const std::string& group) {
         if (tell) base::log(LogLevel::Warning, "the order of groups differs from the one expected, at group " + group);
       });
 }
@@ -93,23 +93,26 @@ std::shared_ptr<activations::ActivationStore> make_activations(const Parts& part
 
 }  // namespace
 
-Parts::Parts(const Job& job, ErrorRelay& relay, Draft draft)
+Parts::Parts(const Job& job, ErrorRelay& relay, RunPlan plan, RankGroups ranks, std::vector<TorchComm::Ranks> by_axis,
+             Found found)
     : job(job),
       relay(relay),
-      plan(std::move(draft.plan)),
-      ranks(std::move(draft.ranks)),
-      trace(/*counts_always=*/job.settings.wall_clock_breakdown),
-      optimizer(std::move(draft.optimizer)),
-      scaler(std::move(draft.scaler)),
-      products(make_products(job, ranks, plan.device)),
-      experts(make_experts(job, ranks, draft.expert_degrees)),
-      groups(plan.tiers->facts()),
-      memory(std::make_shared<EngineMemory>(buffers_of(job, plan, ranks, draft.axes.front().node), plan.run.checksums)),
-      backend(make_backend(*this, std::move(draft.axes), std::move(draft.members))),
+      plan(std::move(plan)),
+      ranks(std::move(ranks)),
+      optimizer(std::move(found.optimizer)),
+      scaler(std::move(found.scaler)),
+      products(make_products(job, this->ranks, found.device)),
+      experts(found.expert_degrees.empty()
+                  ? nullptr
+                  : std::make_unique<Experts>(*this->ranks.mesh, *job.model, job.settings.mesh.data_before_experts)),
+      groups(this->plan.tiers->facts()),
+      memory(make_memory(job, this->plan, this->ranks, by_axis.front().node)),
+      backend(make_backend(*this, found, std::move(by_axis))),
       program(make_program(*this)) {
+  if (job.settings.wall_clock_breakdown) trace.trace().count_always();
   // Report missing folders and files while the model is still unchanged.
   memory->buffers.make_files();
-  plan.tiers->describe_files();
+  this->plan.tiers->describe_files();
   activations = make_activations(*this);
 }
 

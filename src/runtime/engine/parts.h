@@ -12,14 +12,33 @@
 #include "engine/experts.h"
 #include "engine/gathered_scopes.h"
 #include "engine/job.h"
-#include "engine/run_plan.h"
 #include "engine/step_trace.h"
+#include "engine/tier_plan.h"
 #include "engine/torch_backend.h"
 #include "optim/loss_scaler.h"
 #include "parallel/split_products.h"
 #include "step/program.h"
 
 namespace zero::engine {
+
+// The groups of ranks over which a run is divided.
+struct RankGroups {
+  // Those over which a group's states are sharded.
+  comm::Group& of(const step::GroupFacts& group) const { return *axes[static_cast<std::size_t>(group.axis)]; }
+
+  std::shared_ptr<Mesh> mesh;
+  std::shared_ptr<comm::Group> shard, tensor;      // along "dp_sp", over which states are sharded, and "tp"
+  std::vector<std::shared_ptr<comm::Group>> axes;  // by axis of RunPlan::run: `shard`, and those of equal experts
+};
+
+// What else build() decides about a Job.
+struct RunPlan {
+  config::BatchSizes batch;
+  at::Device device;  // of the parameters and of all states that are not offloaded
+  step::RunFacts run;
+  std::unique_ptr<const TierPlan> tiers;
+  std::vector<ModelParameter> remote;  // of experts of other ranks, in order of registration
+};
 
 // Progress of a run, besides the counters of the step program.
 struct Progress {
@@ -50,12 +69,14 @@ struct Progress {
   }
 };
 
-struct Draft;  // build.h
+struct Found;  // build.h
 
 // The order of members is the order of construction. `const` ones stay as they are made.
 struct Parts {
-  // Takes memory and makes files, without changing the model. May throw on some ranks only.
-  Parts(const Job& job, ErrorRelay& relay, Draft draft);
+  // Takes memory and makes files, without changing the model. May throw on some ranks only. by_axis: RankGroups::axes,
+  // with the ranks that hold secondary shards together.
+  Parts(const Job& job, ErrorRelay& relay, RunPlan plan, RankGroups ranks, std::vector<TorchComm::Ranks> by_axis,
+        Found found);
   ~Parts();
   Parts(const Parts&) = delete;
   Parts& operator=(const Parts&) = delete;

@@ -5,6 +5,8 @@
 
 #include "base/idle_memory.h"
 #include "engine/build.h"
+#include "engine/initial_values.h"
+#include "engine/model_buffers.h"
 
 namespace zero::engine {
 namespace {
@@ -31,6 +33,19 @@ std::unique_ptr<torch_hooks::AllocationObserver> observe_allocations(const Parts
   return std::make_unique<torch_hooks::AllocationObserver>(count, std::move(blocks));
 }
 
+// Unsharded parameters stay usable, sharded ones throw an explanation when read.
+void abandon_model(const Parts& parts) noexcept {
+  for (const auto& group : parts.program->groups()) {
+    if (!group->facts.sharding.params) continue;
+    try {
+      group->params->reshard();
+    } catch (const std::exception&) {
+      // A pending all-gather failed with its communicator; the data is lost either way.
+    }
+    parts.binding().abandon(group->index);
+  }
+}
+
 }  // namespace
 
 State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
@@ -40,7 +55,10 @@ State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::sha
     trace.start_of_environment();
     if (job.comm->size() > 1) job.comm->barrier();  // if one rank's budget refuses, all ranks throw
     try {
-      adopt_model(parts);
+      // After zero::build with a device the model is still on the CPU.
+      const bool moves = parts.binding().group(0).members.front().tensor.device() != parts.plan.device;
+      adopt_parameters(parts);
+      adopt_buffers(parts, moves);
       listener.attach([this](int group, int member) { backward.on_gradient(group, member); });
       if (parts.experts) parts.experts->bind();
       observer_ = observe_allocations(parts);

@@ -16,10 +16,6 @@ namespace zero::engine {
 
 class StepTrace {
  public:
-  // counts_always: times() also has the steps that are not recorded.
-  explicit StepTrace(bool counts_always) {
-    if (counts_always) trace_.count_always();
-  }
   // Throws as observe::Trace::start().
   void start(observe::Trace::Setup setup, TraceSteps steps);
   bool started() const { return trace_.started(); }

@@ -29,14 +29,8 @@ storage::IoSettings io_settings(const config::AioSettings& aio) {
           .overlap_events = aio.overlap_events};
 }
 
-TierPlan::TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units,
-                   const comm::Group& comm)
-    : options_(options),
-      settings_(options_.settings()),
-      run_(run),
-      units_(std::move(units)),
-      rank_(comm.rank()),
-      world_(comm.size()) {
+TierPlan::TierPlan(const Job& job, const step::RunFacts& run, std::vector<step::Unit> units)
+    : job_(job), settings_(job.settings), run_(run), units_(std::move(units)) {
   check_device();
   place();
   const auto rests_in_file = [&](Tier step::Placement::*what) {
@@ -49,7 +43,7 @@ TierPlan::TierPlan(const Options& options, const step::RunFacts& run, std::vecto
   if (rests_in_file(&step::Placement::params)) params_file_ = file_in(zero.offload_param.path);
 }
 
-std::string TierPlan::who() const { return base::join("rank ", rank_, "/", world_); }
+std::string TierPlan::who() const { return base::join("rank ", job_.comm->rank(), "/", job_.comm->size()); }
 
 std::shared_ptr<ShardFile> TierPlan::file_in(const std::string& configured) const {
   return std::make_shared<ShardFile>(configured.empty() ? settings_.memory.path : configured,
@@ -73,13 +67,13 @@ void TierPlan::check_device() const {
 }
 
 void TierPlan::place() {
-  const auto& document = options_.document();
+  const auto& document = job_.options.document();
   const auto freedom =
       step::placement_freedom(run_.sharding, run_.topology.gpu, [&](const char* key) { return document.is_set(key); });
   const step::PlacementTask task{run_, settings_, units_, freedom};
   auto plan = step::place(task);
   if (!plan.fits) throw ConfigError("[Engine] " + step::refusal(task, plan, who()), ExitCode::kOutOfMemory);
-  if (plan.need && rank_ == 0) base::log(LogLevel::Info, step::describe(task, plan));
+  if (plan.need && job_.comm->rank() == 0) base::log(LogLevel::Info, step::describe(task, plan));
   placements_ = std::move(plan.placements);
 }
 
@@ -106,7 +100,7 @@ void TierPlan::check_buffers(const std::vector<step::GroupFacts>& groups) const 
 
 void TierPlan::describe_files() const {
   const auto describe = [&](const ShardFile* file, const char* what) {
-    if (file == nullptr || rank_ != 0) return;
+    if (file == nullptr || job_.comm->rank() != 0) return;
     base::log(LogLevel::Info, base::join(what, " rest in ", file->file().path(), ": ", file->bytes(),
                                          " bytes a rank, by ", file->file().description()));
     if (const auto notice = storage::folder_notice(file->folder()); !notice.empty())

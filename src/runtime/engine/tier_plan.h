@@ -5,10 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <zero/options.h>
-
-#include "comm/group.h"
 #include "engine/file_regions.h"
+#include "engine/job.h"
 #include "step/memory_ledger.h"
 #include "step/placement.h"
 
@@ -20,8 +18,9 @@ storage::IoSettings io_settings(const config::AioSettings& aio);
 class TierPlan {
  public:
   // Places all units, in order of registration. Throws ConfigError for options that the device does not support and
-  // (code kOutOfMemory) for infeasible budgets, with the smallest feasible ones.
-  TierPlan(const Options& options, const step::RunFacts& run, std::vector<step::Unit> units, const comm::Group& comm);
+  // (code kOutOfMemory) for infeasible budgets, with the smallest feasible ones. `job` must
+  // outlive it.
+  TierPlan(const Job& job, const step::RunFacts& run, std::vector<step::Unit> units);
 
   std::vector<step::GroupFacts> facts() const { return step::group_facts(run_, settings_, units_, placements_); }
   // The facts of a frozen unit if it were trained.
@@ -44,11 +43,10 @@ class TierPlan {
   std::shared_ptr<ShardFile> file_in(const std::string& configured) const;
   std::string who() const;
 
-  const Options options_;
-  const config::Settings& settings_;
+  const Job& job_;
+  const config::Settings& settings_;  // of job_
   const step::RunFacts run_;
   const std::vector<step::Unit> units_;
-  const int rank_, world_;
   std::vector<step::Placement> placements_;
   std::shared_ptr<ShardFile> states_file_, params_file_;
 };
