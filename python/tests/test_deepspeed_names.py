@@ -429,11 +429,14 @@ def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pyte
     engine, *_ = deepspeed.initialize(
         model=torch.nn.Linear(2, 1),
         config={"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.5}}, "log_level": "error",
+                "comms_logger": {"enabled": True, "prof_ops": ["reduce"]},
                 "wandb": {"enabled": True, "project": "mine"}},
     )  # fmt: skip
     engine.backward(engine(torch.ones(1, 2)).sum())
     engine.step()
     assert seen == [{"project": "mine", "group": None, "entity": None}, ({"Train/Samples/lr": 0.5}, 1)]
+    assert deepspeed.comm.comms_logger.enabled and deepspeed.comm.comms_logger.prof_ops == ["reduce"]
+    deepspeed.comm.configure(enabled=False, prof_ops=[])
     assert engine.log_level() == "error" and engine.tput_timer.batch_size == 1
     assert engine.tput_timer.avg_samples_per_sec() == -math.inf
 

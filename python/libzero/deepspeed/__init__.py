@@ -10,7 +10,7 @@ what to use.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -108,9 +108,11 @@ def initialize(
         raise NotImplementedError("cannot use mpu: it has more than one model-parallel rank")
     given = _configuration(args, config if config is not None else config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
+    found = read_config(given)
+    _log_collectives(found.get("comms_logger"))
     engine = DeepSpeedEngine(
         model,
-        read_config(given),
+        found,
         optimizer=optimizer,
         model_parameters=model_parameters,
         training_data=training_data,
@@ -133,6 +135,18 @@ def _configuration(args: Any, config: Any) -> Any:
     if not given:
         raise ConfigError("[deepspeed] initialize: got no configuration, expected config= or --deepspeed_config")
     return next(iter(given.values()))
+
+
+def _log_collectives(block: Any) -> None:
+    """As the block comms_logger says."""
+    if isinstance(block, Mapping) and block.get("enabled") is True:
+        words = ("enabled", "prof_all", "prof_ops", "verbose", "debug")
+        comm.configure(**{word: block[word] for word in words if word in block})
+        log_dist(
+            "comms_logger: the program's own collectives of deepspeed.comm are recorded, not the engine's. "
+            "Hint: engine.start_trace() of libzero.",
+            ranks=[0],
+        )
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

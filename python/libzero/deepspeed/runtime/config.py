@@ -329,6 +329,8 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
             ranks=[0],
         )
     native.pop("torch_autocast", None)
+    if _block(native, "comms_logger").get("enabled") is True:
+        del native["comms_logger"]  # initialize() configures deepspeed.comm
     for name in services(native):  # the engine's monitor writes to them
         del native[name]
     zero = native.get("zero_optimization")
