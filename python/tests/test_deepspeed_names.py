@@ -730,3 +730,22 @@ def test_what_is_not_built_says_what_to_use() -> None:
     with pytest.raises(AttributeError, match=r"^TiledMLP.apply: .*TiledMLP is not built: .* Hint: "):
         TiledMLP.apply()
     assert deepspeed.runtime.sequence_parallel.ulysses_sp is not None  # without an import of its own
+
+
+def test_a_smaller_grid_reads_each_old_rank_once() -> None:
+    """The two maps are recorded from DeepSpeed 0.19.8."""
+    from libzero.deepspeed.checkpoint import model_3d_desc
+
+    old = model_3d_desc(2, 2, 2)
+    assert [grid.map for grid in old.reshape(model_3d_desc(1, 2, 1))] == [{"0,0": [0, 4, 2, 6], "0,1": [1, 5, 3, 7]}]
+    assert [grid.map for grid in model_3d_desc(2, 2, 4).reshape(model_3d_desc(2, 1, 2))] == [
+        {"0,0": [0, 4, 8, 12], "1,0": [2, 6, 10, 14]},
+        {"0,0": [1, 5, 9, 13], "1,0": [3, 7, 11, 15]},
+    ]
+    everything = [rank for grid in model_3d_desc(4, 2, 2).reshape(model_3d_desc(2, 1, 2)) for rank in grid.get_data()]
+    assert sorted(everything) == list(range(16))
+    assert old.can_reshape(model_3d_desc(4, 2, 1))[0] is False and old.is_valid(1, 1, 1) == (True, [])
+    assert old.is_valid(2, 0, 2)[0] is False and old.get_desc() == "PP,TP,DP = (2, 2, 2)" and old.world_size() == 8
+    for larger in (model_3d_desc(2, 2, 4), model_3d_desc(2, 4, 2)):
+        with pytest.raises(AssertionError):
+            old.reshape(larger)
