@@ -60,9 +60,9 @@ class ZERO_API Engine {
   //
   // The Engine owns all gradients until step(): reading or writing .grad in between throws ConfigError at every stage.
   // Gradients that the backward() of another Engine sends to this Engine's parameters are dropped (a GAN's generator
-  // loss through its discriminator). requires_grad may be changed between steps, identically on all ranks. A frozen
-  // parameter is not updated, does not decay and counts no steps. A parameter that was frozen at construction may be
-  // unfrozen, which allocates its optimizer states, unless optimizer states are offloaded to files.
+  // loss through its discriminator). requires_grad may be changed between passes, identically on all ranks; gradients
+  // that arrived count. A frozen parameter is not updated, does not decay and counts no steps. One that was frozen at
+  // construction may be unfrozen, which allocates its optimizer states, unless these are offloaded to files.
   //
   // Exceptions of the model or of a hook propagate. With world size 1 the micro-batch is then discarded. Otherwise
   // every rank that continues calls discard_micro_batch().
@@ -123,8 +123,8 @@ class ZERO_API Engine {
   at::Tensor parameter_state(const std::string& parameter, const std::string& state = "master");
   // [local] This rank's shard of it. ConfigError while a delayed update is pending.
   OwnShard own_parameter_state(const std::string& parameter, const std::string& state = "master");
-  // [collective] Replaces it, on all ranks by rank 0's `values`, or on each rank its shard. Call between steps. The
-  // parameter follows its master. ConfigError for values of another shape.
+  // [collective] Replaces it, on all ranks by rank 0's `values`, or on each rank its shard, at once: also between
+  // backward() and step(). The parameter follows its master. ConfigError for values of another shape.
   void set_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
   void set_own_parameter_state(const std::string& parameter, const std::string& state, const at::Tensor& values);
   std::string state_hash();  // [collective] hex digest of all ranks' masters and optimizer states; equal on all ranks
@@ -132,7 +132,7 @@ class ZERO_API Engine {
   // of ranks, parallel degrees, stage and tier, and equal to checkpoint_digest() of a checkpoint.
   std::string logical_hash();
 
-  // [collective] Writes the checkpoint DIR/TAG. ConfigError outside a gradient accumulation boundary, IoError on every
+  // [collective] Writes the checkpoint DIR/TAG, without the gradients of a step that is under way. IoError on every
   // rank if writing fails. With checkpoint.writer.decoupled files are written while training continues:
   // finish_checkpoint(), the next save, or the first step() that finds them written, makes them visible or throws.
   void save_checkpoint(const std::filesystem::path& dir, const std::string& tag, const SaveOptions& options = {});
@@ -156,9 +156,9 @@ class ZERO_API Engine {
   // [local] Text that checkpoints store with the engine's state, for example the data position. Rank 0's is saved.
   void set_user_state(std::string json);
   std::string user_state() const;  // [local]
-  // [collective] Starts a trace for ui.perfetto.dev and chrome://tracing (docs/trace.md): FILE.rank-N.json of every
-  // rank. Between steps; one at a time. IoError if a file cannot be created; a later write error ends the trace with a
-  // warning. ZERO_TRACE=FILE, with ZERO_TRACE_STEPS=A:B (default 3:22), traces a whole run without a call.
+  // [collective] Starts a trace for ui.perfetto.dev (docs/trace.md): FILE.rank-N.json of every rank. Between steps; one
+  // at a time. IoError if a file cannot be created; a later write error ends it with a warning. ZERO_TRACE=FILE, with
+  // ZERO_TRACE_STEPS=A:B (default 3:22), traces a whole run without a call.
   void start_trace(const std::filesystem::path& file, TraceSteps steps = {});
   // [collective] Ends the trace, if any. Merges the parts into FILE if all ranks see the same folder.
   TraceSummary stop_trace();
@@ -166,14 +166,13 @@ class ZERO_API Engine {
   StepTimes times() const;
   // [local]
   std::int64_t global_step() const;     // attempted steps
-  std::int64_t skipped_steps() const;   // steps skipped because of overflow
+  std::int64_t skipped_steps() const;   // skipped because of overflow
   std::int64_t global_samples() const;  // of all ranks in all attempted steps, also those before a resume
   std::int64_t accumulation_steps() const;
   std::int64_t micro_batch_size() const;  // samples per rank and forward
   std::int64_t micro_batches() const;     // complete micro-batches since the last update
   double loss_scale() const;              // used by the next backward()
-  // [local] Learning rate of the next step. Group i + 1 has the parameters that match pattern i of
-  // libzero.parameter_groups, group 0 all others. ConfigError if there is no such group.
+  // [local] Rate of the next step. Group i + 1: parameters of pattern i of libzero.parameter_groups, 0: all others.
   double lr(int group = 0) const;
   // [local] The group of a parameter, as lr() numbers them. ConfigError if there is no such parameter.
   int parameter_group(const std::string& name) const;
@@ -181,7 +180,7 @@ class ZERO_API Engine {
   // Waits for this rank's delayed update. ConfigError if the configuration has a scheduler.
   void set_lr(int group, double lr);
 
-  // [local] Units, in which parameters are communicated: name and number of elements.
+  // [local] Units of communication: name and number of elements.
   std::vector<std::pair<std::string, std::int64_t>> units() const;
   // [local] Paths of the modules whose parameters form units, before small units are merged and large ones split.
   std::vector<std::string> unit_modules() const;
@@ -192,6 +191,7 @@ class ZERO_API Engine {
   std::shared_ptr<Mesh> shared_mesh() const;  // [local] mesh(), which may outlive the Engine
 
  private:
+  friend class ProgramSteps;
   GatheredParameters gather_all(bool modify);
   GatheredParameters gather_module(const torch::nn::Module& module, bool modify);
   std::shared_ptr<engine::State> state_;

@@ -14,6 +14,7 @@
 #include <zero/monitor.h>
 #include <zero/options.h>
 #include <zero/options_builder.h>
+#include <zero/program_steps.h>
 #include <zero/read_scope.h>
 #include <zero/sp.h>
 #include <zero/tp.h>

@@ -6,6 +6,7 @@
 #include <zero/build.h>
 #include <zero/build_generator.h>
 #include <zero/engine.h>
+#include <zero/program_steps.h>
 #include <zero/read_scope.h>
 
 #include <map>
@@ -380,6 +381,20 @@ void bind_engine(py::module_& module) {
   local(c, "accumulation_steps", &zero::Engine::accumulation_steps);
   local(c, "micro_batch_size", &zero::Engine::micro_batch_size);
   c.def("mesh", [](const PyEngine& self) { return PyMesh(self.held()->mesh); });
+  c.def("accept_backward",
+        [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).accept_backward(); }); });
+  c.def("follow", [](const PyEngine& self, const at::Tensor& output) {
+    self.local([&](zero::Engine& e) { zero::ProgramSteps(e).follow(output); });
+  });
+  c.def("scale", [](const PyEngine& self, const at::Tensor& loss) {
+    return self.local([&](zero::Engine& e) { return zero::ProgramSteps(e).scale(loss); });
+  });
+  c.def("count_micro_batches", [](const PyEngine& self, bool counts) {
+    self.local([&](zero::Engine& e) { zero::ProgramSteps(e).count_micro_batches(counts); });
+  });
+  c.def("leave_out", [](const PyEngine& self, const std::vector<std::string>& names) {
+    self.local([&](zero::Engine& e) { zero::ProgramSteps(e).leave_out(names); });
+  });
   local(c, "micro_batches", &zero::Engine::micro_batches);
   local(c, "loss_scale", &zero::Engine::loss_scale);
   local(c, "units", &zero::Engine::units);

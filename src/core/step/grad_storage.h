@@ -21,7 +21,8 @@ class GradStorage {
   static std::unique_ptr<GradStorage> make(const Context& context, const GroupFacts& facts, int group);
   virtual ~GradStorage();
 
-  // Whether a member is trained; others are not awaited and count as zeros. Call between steps. Initially all are.
+  // Whether a member is trained; others are not awaited and count as zeros. Call between passes, within a step with
+  // true only. Initially all are.
   void set_active(int member, bool active) { active_[static_cast<std::size_t>(member)] = active; }
   // first: nothing was accumulated since the last step. boundary: this pass is reduced for the update.
   void begin_micro_step(bool first, bool boundary);

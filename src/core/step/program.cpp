@@ -12,7 +12,11 @@ namespace zero::step {
 StepProgram::StepProgram(const RunFacts& facts, const std::vector<GroupFacts>& groups, Backend backend, Memory& memory,
                          optim::LossScaler& scaler, Observer& observer,
                          std::function<void(const std::string&)> diverged)
-    : facts_(facts), group_facts_(groups), c_{facts_, backend, memory, observer}, scaler_(scaler) {
+    : facts_(facts),
+      group_facts_(groups),
+      c_{facts_, backend, memory, observer},
+      scaler_(scaler),
+      counts_(facts.boundary_by_count) {
   std::vector<Unshardable*> units;
   bool in_file = false;
   for (std::size_t g = 0; g < group_facts_.size(); ++g) {
@@ -91,8 +95,7 @@ void StepProgram::begin_backward(const PassOptions& pass) {
   pass_ = pass;
   in_pass_ = true;
   if (pass.recoverable && accumulated_.taken_passes > 0 && !accumulated_.open) save_copies();
-  const bool boundary =
-      facts_.boundary_by_count && accumulated_.micro_batches + 1 == facts_.accumulation && !pass.retains;
+  const bool boundary = counts_ && accumulated_.micro_batches + 1 == facts_.accumulation && !pass.retains;
   for (const auto& group : groups_) group->grads->begin_micro_step(accumulated_.taken_passes == 0, boundary);
   reduce_next_ = 0;
   reducing_.clear();
@@ -197,7 +200,7 @@ KeptGrads StepProgram::discard_micro_batch() {
 }
 
 void StepProgram::close_accumulation() {
-  if (facts_.boundary_by_count || std::exchange(accumulated_.closed, true)) return;
+  if (counts_ || std::exchange(accumulated_.closed, true)) return;
   for (auto* group : reduce_order_) group->grads->close_accumulation();
 }
 
@@ -206,7 +209,7 @@ void StepProgram::set_active(int group, int member, bool active) {
 }
 
 bool StepProgram::at_boundary() const {
-  return facts_.boundary_by_count ? accumulated_.micro_batches == facts_.accumulation : accumulated_.micro_batches > 0;
+  return counts_ ? accumulated_.micro_batches == facts_.accumulation : accumulated_.micro_batches > 0;
 }
 
 // --- step() -----------------------------------------------------------------------------------
@@ -358,6 +361,7 @@ void StepProgram::admit(int group, const GroupFacts& facts) {
     throw;
   }
   serve_blocks();
+  if (accumulated_.passes > 0) admitted.grads->begin_micro_step(/*first=*/true, /*boundary=*/false);
   admitted.params->forget_secondary();
   order_reductions();
 }

@@ -84,8 +84,8 @@ class StepProgram {
   // been added to the previous micro-batches, these are discarded too unless a copy exists. Returns what remains of
   // them.
   KeptGrads discard_micro_batch();
-  // Call between steps: whether a member (group, index) is trained. Others are not awaited in backward and count as
-  // zeros.
+  // Call between passes: whether a member (group, index) is trained; within a step only true. Others are not awaited in
+  // backward and count as zeros.
   void set_active(int group, int member, bool active);
   // Updates at a boundary; otherwise no effect.
   StepOutcome step();
@@ -98,10 +98,14 @@ class StepProgram {
   void begin_replacing();
   // Call after masters were replaced, of all groups or of one only: recomputes parameters on all ranks.
   void end_replacing(int only = -1);
-  // Call between steps: a frozen group becomes trainable, as `facts` describes. No effect if it throws.
+  // Call between passes: a frozen group becomes trainable, as `facts` describes. No effect if it throws.
   void admit(int group, const GroupFacts& facts);
 
   bool at_boundary() const;
+  // Call before a step's first pass: whether the step ends after facts.accumulation micro-batches, or when step() is
+  // called.
+  void count_micro_batches(bool counts) { counts_ = counts; }
+  bool counts_micro_batches() const { return counts_; }
   // A delayed update is running, or not yet visible.
   bool update_pending() const { return pending_; }
   const Accumulation& accumulated() const { return accumulated_; }
@@ -142,6 +146,7 @@ class StepProgram {
   std::deque<Group*> reducing_, gathering_;  // pending, oldest first
   std::size_t reduce_next_ = 0;              // in reduce_order_
   PassOptions pass_;
+  bool counts_ = true;
   bool in_pass_ = false;               // from begin_backward() to its end_backward() or discard_micro_batch()
   Accumulation accumulated_, copied_;  // copied_: state at the copy; taken_passes == 0: no copy
   std::int64_t step_ = 0;

@@ -83,7 +83,7 @@ Save::Intent Save::intent_in(const std::string& text) {
 // All ranks request the same save, at a valid time.
 void Save::agree_on_request(const std::string& wanted_tag) {
   (void)engine::agree(comm_, kWhere, [&] {
-    state_.checks.require_boundary(kWhere);
+    state_.checks.require_between_passes(kWhere);
     state_.checks.require_no_scope(kWhere, /*reading_too=*/false);
     return "";
   });

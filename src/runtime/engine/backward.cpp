@@ -23,8 +23,35 @@ namespace zero::engine {
 void Backward::run(const at::Tensor& loss, const BackwardOptions& options) {
   p_.relay.keeping([&] { checks_.before_backward(loss, options); });
   const torch_hooks::NormalMode normal;
+  guarded([&] { run_pass(loss, options); });
+}
+
+void Backward::begin_program_pass(const BackwardOptions& options) {
+  p_.relay.keeping([&] { checks_.before_pass(options); });
+  const torch_hooks::NormalMode normal;
+  guarded([&] { begin_pass(at::Tensor(), options); });
+  p_.progress.in_backward = true;
+}
+
+void Backward::end_program_pass(const BackwardOptions& options) {
+  const torch_hooks::NormalMode normal;
+  p_.progress.in_backward = false;
+  guarded([&] { end_pass(options, /*check=*/true); });
+}
+
+void Backward::fail_program_pass() noexcept {
+  p_.progress.in_backward = false;
   try {
-    run_pass(loss, options);
+    p_.program->interrupt_backward();
+  } catch (const std::exception&) {  // the micro-batch is given up anyway
+  }
+  give_up("a backward() of the program ended with an error");
+}
+
+template <class Fn>
+void Backward::guarded(Fn&& fn) {
+  try {
+    fn();
   } catch (const CommError&) {
     p_.relay.reporting([] { throw; });
   } catch (const std::exception& e) {
@@ -37,15 +64,21 @@ void Backward::run(const at::Tensor& loss, const BackwardOptions& options) {
 }
 
 void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) {
+  begin_pass(loss, options);
+  if (loss.defined()) run_autograd(loss, options, weight_of(options));
+  end_pass(options, /*check=*/loss.defined());
+}
+
+void Backward::begin_pass(const at::Tensor& loss, const BackwardOptions& options) {
   auto& page = observe::status_page();
   p_.progress.in_forward = false;
   listener_.end_forward();
   p_.trace.begin_phase(observe::TraceKind::Backward);
   listener_.begin_phase();
   page.set_phase(observe::StatusPhase::Backward);
-  const auto before = p_.accumulated();
-  if (before.passes == 0) {
-    choose_active();
+  const bool first = p_.accumulated().passes == 0;
+  choose_active(first);
+  if (first) {
     losses_.clear();
     losses_are_finite_ = true;
   }
@@ -59,14 +92,19 @@ void Backward::run_pass(const at::Tensor& loss, const BackwardOptions& options) 
   for (const auto& group : p_.binding().groups()) group->gradients.begin_pass(keeps_graph_);
   compare_losses(loss);
   warn_of_unused_sequence();
-  if (loss.defined()) run_autograd(loss, options, weight_of(options));
+}
+
+void Backward::end_pass(const BackwardOptions& options, bool check) {
+  auto& page = observe::status_page();
+  const bool retains = options.retain_graph || options.create_graph;
+  const bool within = p_.accumulated().open;  // an earlier pass of the micro-batch
   if (p_.activations && !retains) p_.activations->end_backward();
   page.set_phase(observe::StatusPhase::Reduce);
   if (!keeps_graph_) take_waiting();
   const auto missing = p_.program->fill_missing();
   if (!keeps_graph_)
-    note_unused(missing, before.open, /*check=*/loss.defined() && !retains);
-  else if (!before.open)
+    note_unused(missing, within, check && !retains);
+  else if (!within)
     unused_ = reduced_names();  // a later pass takes the gradients, and sees which are there
   p_.program->end_backward();
   for (const auto& group : p_.binding().groups()) group->gradients.end_pass();
@@ -135,6 +173,7 @@ void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& optio
 // --- gradients --------------------------------------------------------------------------------
 
 void Backward::on_gradient(int group, int member) {
+  if (p_.binding().group(group).gradients.excluded(static_cast<std::size_t>(member))) return;
   if (p_.progress.in_backward) {
     if (keeps_graph_) return p_.program->note_gradient();
     return take(group, member);
@@ -195,7 +234,9 @@ std::vector<std::string> Backward::reduced_names() const {
 void Backward::note_unused(const std::vector<std::pair<int, int>>& missing, bool within, bool check) {
   std::vector<std::string> names;
   for (const auto& [group, member] : missing) {
-    const auto& name = p_.binding().group(group).members[static_cast<std::size_t>(member)].name;
+    const auto& parameter = p_.binding().group(group).members[static_cast<std::size_t>(member)];
+    if (!parameter.tensor.requires_grad()) continue;  // frozen since the step's first micro-batch
+    const auto& name = parameter.name;
     if (!within || std::find(unused_.begin(), unused_.end(), name) != unused_.end()) names.push_back(name);
   }
   unused_ = std::move(names);
@@ -213,7 +254,7 @@ std::string Backward::unfrozen_units() const {
   std::string names;
   for (const auto& group : p_.binding().groups()) {
     if (group->facts.trainable) continue;
-    if (group->gradients.activity_changed()) names += group->facts.name + "\n";
+    if (group->gradients.activity_changed(/*first=*/true)) names += group->facts.name + "\n";
     const auto is_here = [&](const ModelParameter& member, const ModelParameter& remote) {
       return member.expert && member.name == remote.expert->at(member.expert->place(), remote.name);
     };
@@ -241,7 +282,7 @@ void Backward::admit_unfrozen() {
   const torch_hooks::AllocationObserver::Pause pause;
   for (int g = 0; g < static_cast<int>(p_.groups.size()); ++g) {
     auto& group = p_.binding().group(g);
-    if (group.facts.trainable || !group.gradients.activity_changed()) continue;
+    if (group.facts.trainable || !group.gradients.activity_changed(/*first=*/true)) continue;
     auto& known = p_.groups[static_cast<std::size_t>(g)];
     const auto trained = p_.plan.tiers->trained_facts(static_cast<std::size_t>(g));
     if (std::any_of(trained.segments.begin(), trained.segments.end(),
@@ -259,10 +300,10 @@ void Backward::admit_unfrozen() {
   }
 }
 
-// At the start of a step: selects the parameters that it trains.
-void Backward::choose_active() {
+// At the start of a pass: selects the parameters that the step trains. first: see MemberGradients::choose_active().
+void Backward::choose_active(bool first) {
   const auto& groups = p_.binding().groups();
-  const auto changed = [](const auto& group) { return group->gradients.activity_changed(); };
+  const auto changed = [first](const auto& group) { return group->gradients.activity_changed(first); };
   const bool unfrozen = !unfrozen_units().empty();
   if (std::none_of(groups.begin(), groups.end(), changed) && !unfrozen) return;
   if (unfrozen) compare_unfrozen("backward");
@@ -270,8 +311,8 @@ void Backward::choose_active() {
   p_.program->join_update();  // the pending update uses the previous selection
   for (int g = 0; g < static_cast<int>(groups.size()); ++g) {
     auto& gradients = groups[static_cast<std::size_t>(g)]->gradients;
-    if (!gradients.activity_changed()) continue;
-    gradients.choose_active();
+    if (!gradients.activity_changed(first)) continue;
+    gradients.choose_active(first);
     for (int i = 0; i < p_.groups[static_cast<std::size_t>(g)].num_members(); ++i)
       p_.program->set_active(g, i, gradients.active(static_cast<std::size_t>(i)));
     p_.backend->update.cut_runs(g);

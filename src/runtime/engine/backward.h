@@ -20,6 +20,10 @@ class Backward {
   void run(const at::Tensor& loss, const BackwardOptions& options);
   // Ends the micro-batch without another loss: takes the gradients that earlier passes left.
   void close_micro_batch() { run_pass(at::Tensor(), {}); }
+  // A pass whose backward() is the program's: from begin to end gradients are the pass's. Collective, as run().
+  void begin_program_pass(const BackwardOptions& options);
+  void end_program_pass(const BackwardOptions& options);
+  void fail_program_pass() noexcept;
   std::int64_t discard_micro_batch();
   // Whether this rank's losses of the step, or of the last one, are finite. Waits for them.
   bool losses_are_finite() const;
@@ -31,7 +35,11 @@ class Backward {
   void admit_unfrozen();
 
  private:
+  template <class Fn>
+  void guarded(Fn&& fn);
   void run_pass(const at::Tensor& loss, const BackwardOptions& options);
+  void begin_pass(const at::Tensor& loss, const BackwardOptions& options);
+  void end_pass(const BackwardOptions& options, bool check);
   void compare_losses(const at::Tensor& loss);
   void warn_of_unused_sequence();
   double weight_of(const BackwardOptions& options) const;
@@ -41,7 +49,7 @@ class Backward {
   void note_unused(const std::vector<std::pair<int, int>>& missing, bool within, bool check);
   std::vector<std::string> reduced_names() const;
   std::string unfrozen_units() const;
-  void choose_active();
+  void choose_active(bool first);
   void give_up(const std::string& error) noexcept;
   void drop_micro_batch();
 

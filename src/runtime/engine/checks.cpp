@@ -27,13 +27,22 @@ void Checks::require_usable(const char* call, bool loading) const {
                     "them; else let the error end the program.");
 }
 
-void Checks::require_boundary(const char* call, bool loading) const {
-  require_usable(call, loading);
-  const auto& accumulated = p_.accumulated();
-  if (accumulated.open)
+void Checks::require_between_passes(const char* call) const {
+  require_usable(call);
+  require_closed(call);
+}
+
+void Checks::require_closed(const char* call) const {
+  if (p_.accumulated().open)
     throw ConfigError(p_.where(call) +
                       "called within a micro-batch: the last backward() kept its graph. Hint: call it "
                       "after step() has acted.");
+}
+
+void Checks::require_boundary(const char* call, bool loading) const {
+  require_usable(call, loading);
+  require_closed(call);
+  const auto& accumulated = p_.accumulated();
   if (accumulated.micro_batches != 0)
     throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches, " of ",
                                                   p_.plan.batch.accumulation,
@@ -65,17 +74,23 @@ void Checks::require_current(const char* op) const {
 }
 
 void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& options) const {
-  constexpr const char* kCall = "backward";
-  require_usable(kCall);
-  parameters(kCall);
-  const auto where = p_.where(kCall);
-  if (p_.progress.scopes.any()) throw ConfigError(where + "called inside a scope of gathered_parameters");
+  require_usable("backward");
+  const auto where = p_.where("backward");
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad())
     throw ConfigError(where +
                       (!loss.defined() ? "got no tensor"
                                        : base::join("got a loss with ", loss.numel(), " elements, requires_grad ",
                                                     loss.requires_grad())) +
                       ", expected a scalar that requires grad");
+  before_pass(options);
+}
+
+void Checks::before_pass(const BackwardOptions& options) const {
+  constexpr const char* kCall = "backward";
+  require_usable(kCall);
+  parameters(kCall);
+  const auto where = p_.where(kCall);
+  if (p_.progress.scopes.any()) throw ConfigError(where + "called inside a scope of gathered_parameters");
   if (options.create_graph && p_.products)
     throw ConfigError(where +
                       "got create_graph with tensor parallelism, whose sums over ranks cannot be differentiated twice. "
@@ -83,7 +98,7 @@ void Checks::before_backward(const at::Tensor& loss, const BackwardOptions& opti
   if (options.tokens && *options.tokens < 0)
     throw ConfigError(where + base::join("got ", *options.tokens, " tokens, expected 0 or more"));
   const auto micro_batches = p_.accumulated().micro_batches;
-  if (p_.job.settings.managed_gradient_accumulation && micro_batches == p_.plan.batch.accumulation)
+  if (p_.program->counts_micro_batches() && micro_batches == p_.plan.batch.accumulation)
     throw ConfigError(where + "called " + std::to_string(p_.plan.batch.accumulation + 1) +
                       " times without step(). Hint: call step() after every backward(); it acts at the boundary.");
   if (p_.accumulated().closed)
@@ -114,9 +129,7 @@ void Checks::parameters(const char* call) const {
     for (const auto& parameter : group->members)
       if (!torch_hooks::is_intercepted(parameter.tensor)) fail_replaced(call, parameter);
   for (const auto& group : groups)
-    if (const auto text =
-            group->gradients.find_meddling(/*first=*/p_.accumulated().passes == 0, call == std::string("step"));
-        !text.empty())
+    if (const auto text = group->gradients.find_meddling(/*first=*/p_.accumulated().passes == 0); !text.empty())
       throw ConfigError(p_.where(call) + text);
   hooks(p_.where(call));
 }

@@ -15,6 +15,8 @@ class Checks {
   // Throws ConfigError, or CommError after a failure that ended the run. `call`: "step", for messages.
   // loading: a load may follow one, or an import, that failed halfway.
   void require_usable(const char* call, bool loading = false) const;
+  // Throws within a micro-batch, too, whose last backward() kept its graph.
+  void require_between_passes(const char* call) const;
   // Throws within an accumulation, too.
   void require_boundary(const char* call, bool loading = false) const;
   // Throws inside a scope that modifies; reading_too: inside any scope.
@@ -22,6 +24,8 @@ class Checks {
   // Throws if an evaluation would read parameters that lack an update.
   void require_current(const char* op) const;
   void before_backward(const at::Tensor& loss, const BackwardOptions& options) const;
+  // The same without a loss.
+  void before_pass(const BackwardOptions& options) const;
   void before_step() const;
   // Checks the model's parameters, hooks and gradients.
   void parameters(const char* call) const;
@@ -29,6 +33,7 @@ class Checks {
   void cut_parameters(int group) const;
 
  private:
+  void require_closed(const char* call) const;
   void hooks(const std::string& where) const;
   [[noreturn]] void fail_replaced(const char* call, const ModelParameter& parameter) const;
   void no_new_parameters(const std::string& where) const;

@@ -2,6 +2,7 @@
 #include <zero/build.h>
 #include <zero/build_generator.h>
 #include <zero/engine.h>
+#include <zero/program_steps.h>
 
 #include <unistd.h>
 
@@ -127,6 +128,27 @@ GatheredParameters::~GatheredParameters() {
   } catch (const std::exception& e) {
     base::log(LogLevel::Error, std::string("gathered_parameters: ") + e.what());
   }
+}
+
+ProgramSteps::ProgramSteps(Engine& engine) : state_(engine.state_) {}
+ProgramSteps::~ProgramSteps() = default;
+void ProgramSteps::accept_backward() { state_->program_pass.accept(); }
+void ProgramSteps::follow(const at::Tensor& output) { state_->program_pass.follow(output); }
+at::Tensor ProgramSteps::scale(const at::Tensor& loss) { return state_->program_pass.scale(loss); }
+void ProgramSteps::count_micro_batches(bool counts) {
+  state_->parts.relay.keeping([&] {
+    state_->checks.require_boundary("count_micro_batches");
+    state_->parts.program->count_micro_batches(counts);
+  });
+}
+void ProgramSteps::leave_out(const std::vector<std::string>& names) {
+  state_->parts.relay.keeping([&] {
+    state_->checks.require_boundary("leave_out");
+    const std::set<std::string> chosen(names.begin(), names.end());
+    for (const auto& group : state_->parts.binding().groups())
+      for (std::size_t i = 0; i < group->members.size(); ++i)
+        if (chosen.contains(group->members[i].name)) group->gradients.exclude(i);
+  });
 }
 
 namespace detail {

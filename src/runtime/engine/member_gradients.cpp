@@ -13,20 +13,21 @@ MemberGradients::MemberGradients(const std::vector<ModelParameter>& members, std
       group_(std::move(group)),
       trainable_(trainable),
       active_(members.size(), trainable),
+      excluded_(members.size()),
       kept_(members.size()),
       guard_(members) {}
 
-void MemberGradients::choose_active() {
-  for (std::size_t i = 0; i < members_.size(); ++i) active_[i] = trainable_ && members_[i].tensor.requires_grad();
+void MemberGradients::choose_active(bool first) {
+  for (std::size_t i = 0; i < members_.size(); ++i) active_[i] = trainable_ && (wanted(i) || (!first && active(i)));
 }
 
-bool MemberGradients::activity_changed() const {
+bool MemberGradients::activity_changed(bool first) const {
   for (std::size_t i = 0; i < members_.size(); ++i)
-    if (members_[i].tensor.requires_grad() != (active_[i] != 0)) return true;
+    if (wanted(i) != active(i) && (first || !active(i))) return true;
   return false;
 }
 
-std::string MemberGradients::find_meddling(bool first, bool updates) const {
+std::string MemberGradients::find_meddling(bool first) const {
   if (!mixed_.empty())
     return "another backward, of another Engine or loss.backward(), added to the gradient of parameter " + mixed_ +
            ", which waits with its graph since a backward with create_graph. Hint: call "
@@ -34,10 +35,7 @@ std::string MemberGradients::find_meddling(bool first, bool updates) const {
   for (std::size_t i = 0; i < members_.size(); ++i) {
     const auto& name = members_[i].name;
     const auto& tensor = members_[i].tensor;
-    if (!first && !updates && tensor.requires_grad() != (active_[i] != 0))
-      return base::join("requires_grad of parameter ", name, " was changed to ",
-                        tensor.requires_grad() ? "true" : "false",
-                        " between two micro-batches of one step. Hint: freeze and unfreeze after step() has acted.");
+    if (excluded(i)) continue;
     if (!trainable_ && (!first || !tensor.requires_grad())) continue;
     if (keeps_graph_ || (first ? !tensor.grad().defined() : guard_.is_there(i))) continue;
     if (first)
@@ -63,7 +61,8 @@ void MemberGradients::begin_pass(bool keeps_graph) {
 
 void MemberGradients::end_pass() {
   if (!trainable_ || keeps_graph_) return;
-  for (std::size_t i = 0; i < members_.size(); ++i) guard_.put(i);
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (!excluded(i)) guard_.put(i);
 }
 
 void MemberGradients::drop_foreign(std::size_t i) {
@@ -79,6 +78,7 @@ void MemberGradients::drop() {
   mixed_.clear();
   if (!trainable_) return;
   for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (excluded(i)) continue;
     kept_[i] = {};
     members_[i].tensor.mutable_grad() = at::Tensor();
   }

@@ -17,15 +17,19 @@ class MemberGradients {
   // `members` must outlive this. `group`: the group's name, for messages.
   MemberGradients(const std::vector<ModelParameter>& members, std::string group, bool trainable);
 
-  // From now on, members without requires_grad get no gradient and no update. Call before a step's first pass.
-  void choose_active();
+  // From now on, members without requires_grad get no gradient and no update. Call before a pass of a step. first: the
+  // step's first one; in another one members are only added, since those that were trained have gradients.
+  void choose_active(bool first);
   void set_trainable(bool trainable) { trainable_ = trainable; }
-  bool activity_changed() const;
+  bool activity_changed(bool first) const;
+  // The member gets no update, whatever its requires_grad says; its .grad is the program's.
+  void exclude(std::size_t i) { excluded_[i] = 1; }
+  bool excluded(std::size_t i) const { return excluded_[i] != 0; }
   bool active(std::size_t i) const { return active_[i] != 0; }
 
-  // Describes a member whose .grad was changed since the last pass, or whose requires_grad changed within a step; empty
-  // if there is none. first: before the step's first pass. updates: called by step(), which ignores requires_grad.
-  std::string find_meddling(bool first, bool updates) const;
+  // Describes a member whose .grad was changed since the last pass; empty if there is none. first: before the step's
+  // first pass.
+  std::string find_meddling(bool first) const;
 
   // Around a pass: restores the .grad that autograd accumulates into. keeps_graph: gradients stay in .grad, with their
   // graph, for the next pass.
@@ -51,12 +55,14 @@ class MemberGradients {
     step::View view;
   };
 
+  bool wanted(std::size_t i) const { return members_[i].tensor.requires_grad() && !excluded(i); }
+
   const std::vector<ModelParameter>& members_;
   const std::string group_;
   bool trainable_;
   bool keeps_graph_ = false;
   std::string mixed_;  // a member whose kept gradient contains a foreign one
-  std::vector<char> active_;
+  std::vector<char> active_, excluded_;
   std::vector<Kept> kept_;
   GradientGuard guard_;
 };

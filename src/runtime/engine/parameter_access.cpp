@@ -150,7 +150,7 @@ OwnShard ParameterStates::get_own(const std::string& parameter, const std::strin
 
 void ParameterStates::require_replaceable(const char* call) const {
   p_.relay.keeping([&] {
-    checks_.require_boundary(call);
+    checks_.require_between_passes(call);
     checks_.require_no_scope(call, /*reading_too=*/true);
   });
 }
@@ -226,7 +226,7 @@ std::optional<ParameterGradients::Place> ParameterGradients::find(const char* ca
                                                                   const std::string& parameter) const {
   checks_.require_usable(call);
   const auto& accumulated = p_.accumulated();
-  const bool counted = p_.job.settings.managed_gradient_accumulation;
+  const bool counted = p_.program->counts_micro_batches();
   if (accumulated.open ||
       (counted ? accumulated.micro_batches != p_.plan.batch.accumulation : accumulated.micro_batches == 0))
     throw ConfigError(p_.where(call) + base::join("called after ", accumulated.micro_batches,
@@ -243,7 +243,7 @@ OwnShard ParameterGradients::get_own(const std::string& parameter) {
   return p_.relay.keeping([&]() -> OwnShard {
     constexpr const char* kCall = "own_gradient";
     const auto place = find(kCall, parameter);
-    if (!p_.job.settings.managed_gradient_accumulation && !p_.accumulated().closed)
+    if (!p_.program->counts_micro_batches() && !p_.accumulated().closed)
       throw ConfigError(p_.where(kCall) +
                         "called before a collective call has reduced the gradients. Hint: with "
                         "libzero.managed_gradient_accumulation false, call gradient() or set_gradient() on every rank "

@@ -6,6 +6,7 @@
 
 #include "engine/engine_trace.h"
 #include "engine/parameter_access.h"
+#include "engine/program_pass.h"
 #include "engine/state_export.h"
 #include "torch_hooks/allocation_observer.h"
 
@@ -25,6 +26,7 @@ class State {
   const Checks checks{parts};
   ForwardListener listener{parts, checks};
   Backward backward{parts, checks, listener};
+  ProgramPass program_pass{parts, backward};
   Stepper stepper{parts, checks, backward, listener};
   Scopes scopes{parts, checks, stepper};
   ParameterStates states{parts, checks, stepper};

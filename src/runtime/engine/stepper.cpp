@@ -35,8 +35,7 @@ namespace {
 void poll_background_save(Parts& p) {
   const auto& accumulated = p.accumulated();
   const auto micro_batches = accumulated.micro_batches + (accumulated.open ? 1 : 0);
-  const bool acts =
-      p.job.settings.managed_gradient_accumulation ? micro_batches == p.plan.batch.accumulation : micro_batches > 0;
+  const bool acts = p.program->counts_micro_batches() ? micro_batches == p.plan.batch.accumulation : micro_batches > 0;
   if (!p.progress.background || !acts) return;
   bool over = true;
   try {
@@ -56,7 +55,7 @@ void poll_background_save(Parts& p) {
 
 bool Stepper::at_boundary() const {
   const auto& accumulated = p_.accumulated();
-  if (!p_.job.settings.managed_gradient_accumulation) return accumulated.micro_batches > 0 || accumulated.open;
+  if (!p_.program->counts_micro_batches()) return accumulated.micro_batches > 0 || accumulated.open;
   return accumulated.micro_batches + (p_.progress.backward_since_step ? 0 : 1) == p_.plan.batch.accumulation;
 }
 

@@ -1,0 +1,48 @@
+// For a program with a loop of its own: it calls loss.backward() of torch, and decides which step() updates.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <zero/export.h>
+
+namespace zero {
+
+class Engine;
+namespace engine {
+class State;
+}
+
+class ZERO_API ProgramSteps {
+ public:
+  // Valid also after the Engine has moved.
+  explicit ProgramSteps(Engine& engine);
+  ~ProgramSteps();
+  ProgramSteps(const ProgramSteps&) = delete;
+  ProgramSteps& operator=(const ProgramSteps&) = delete;
+
+  // [local] From now on a backward() of torch that reaches the Engine's parameters is what Engine::backward() of that
+  // loss would be, and collective like it: gradients are divided by the number of accumulation steps. In fp16 only of a
+  // loss of scale(). Errors come out of that backward(). One that fails is a failed Engine::backward(). Not with tensor
+  // parallelism. torch::autograd::grad() changes nothing.
+  void accept_backward();
+  // [local] Call for the outputs of a forward, after accept_backward(): the backward of `output` is known to be one
+  // from its beginning, which reentrant checkpointing needs, and learns the order of units at stage 3.
+  void follow(const at::Tensor& output);
+  // [local] The loss, fp32, times the loss scale.
+  at::Tensor scale(const at::Tensor& loss);
+  // [local] Before a step's first backward(), on all ranks: whether the step ends after the configured number of
+  // micro-batches, or when step() is called. ConfigError within a step.
+  void count_micro_batches(bool counts);
+  // [local] Before the first backward(), on all ranks: these parameters are never updated, whatever their requires_grad
+  // says, and their gradients stay in .grad. Of tied parameters the first name. Other names, as of experts that other
+  // ranks run, have no effect.
+  void leave_out(const std::vector<std::string>& names);
+
+ private:
+  std::shared_ptr<engine::State> state_;
+};
+
+}  // namespace zero
