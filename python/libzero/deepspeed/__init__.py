@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from libzero.deepspeed import _names, accelerator, checkpoint, comm, moe, monitor, ops, runtime, utils
-from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed._refuse import AssertedConfigError, module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.comm import TORCH_DISTRIBUTED_DEFAULT_PORT, init_distributed
 from libzero.deepspeed.git_version_info import git_branch, git_hash
@@ -32,7 +32,6 @@ from libzero.deepspeed.runtime.engine import (
     DeepSpeedSchedulerCallable,
 )
 from libzero.deepspeed.utils import OnDevice, log_dist, logger
-from libzero.errors import ConfigError
 
 __version__ = version = _names.VERSION
 __git_hash__, __git_branch__ = git_hash, git_branch
@@ -101,7 +100,7 @@ def initialize(
     one model-parallel rank.
     """
     if model is None:
-        raise ConfigError("[deepspeed] initialize: got no model, expected a torch.nn.Module")
+        raise AssertedConfigError("[deepspeed] initialize: got no model, expected a torch.nn.Module")
     if mesh_param is not None:
         raise NotImplementedError("cannot use mesh_param: device meshes are not built. Hint: leave it out.")
     if mpu is not None and mpu.get_model_parallel_world_size() > 1:
@@ -128,12 +127,14 @@ def _configuration(args: Any, config: Any) -> Any:
     given.update((f"--{name}", getattr(args, name, None)) for name in ("deepspeed_config", "deepscale_config"))
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
-        raise ConfigError(
+        raise AssertedConfigError(
             f"[deepspeed] initialize: got {' and '.join(given)}, expected one configuration. "
             "Hint: leave the others out."
         )
     if not given:
-        raise ConfigError("[deepspeed] initialize: got no configuration, expected config= or --deepspeed_config")
+        raise AssertedConfigError(
+            "[deepspeed] initialize: got no configuration, expected config= or --deepspeed_config"
+        )
     return next(iter(given.values()))
 
 

@@ -108,7 +108,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
     },
     "DeepSpeedEngine": {
         (MEANINGLESS, _INSIDE): "all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_gradients "
-        "allreduce_no_retain buffered_allreduce_fallback clip_fp32_gradients collect_python_gc empty_partition_cache "
+        "allreduce_no_retain buffered_allreduce_fallback clip_fp32_gradients collect_python_gc "
         "get_wall_clock_timers is_first_weights_partition_group is_iterable_style_dataset is_map_style_dataset "
         "print_forward_breakdown scale get_type",
         (REFUSED, _SPARSE): "sparse_all_gather sparse_allreduce sparse_allreduce_bucket sparse_allreduce_no_retain",

@@ -14,11 +14,13 @@ import importlib.abc
 import importlib.machinery
 import sys
 from abc import ABCMeta
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NoReturn
 
 from libzero.deepspeed import _names, _theirs
+from libzero.errors import ConfigError
 
 _OURS, _THEIRS = "libzero.deepspeed", "deepspeed"
 
@@ -62,6 +64,25 @@ def _inside(owner: str) -> str:
 def _is_listed(owner: str, name: str) -> bool:
     module = listed().get(_inside(owner))
     return module is not None and name in module.names
+
+
+class AssertedConfigError(ConfigError, AssertionError):
+    """A ConfigError where DeepSpeed has an assertion, which programs may catch."""
+
+
+class NotBuiltError(NotImplementedError, AssertionError):
+    """A NotImplementedError where DeepSpeed has an assertion."""
+
+
+@contextmanager
+def asserted() -> Iterator[None]:
+    """[local] A ConfigError within it is also an AssertionError."""
+    try:
+        yield
+    except ConfigError as fault:
+        told = AssertedConfigError(str(fault))
+        told.code = fault.code
+        raise told from None
 
 
 def refusal(owner: str, name: str) -> str:

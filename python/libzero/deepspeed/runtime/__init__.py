@@ -3,9 +3,11 @@
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.runtime import (
     base_optimizer,
+    bf16_optimizer,
     config,
     dataloader,
     engine,
+    fp16,
     lr_schedules,
     pipe,
     torch_autocast,
@@ -15,9 +17,11 @@ from libzero.deepspeed.runtime import (
 
 __all__ = [
     "base_optimizer",
+    "bf16_optimizer",
     "config",
     "dataloader",
     "engine",
+    "fp16",
     "lr_schedules",
     "pipe",
     "torch_autocast",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeAlias
@@ -9,15 +11,25 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 
 from libzero._carried import kept_in_groups
-from libzero.deepspeed._refuse import module_getattr, refusal
+from libzero.deepspeed import _names
+from libzero.deepspeed._refuse import AssertedConfigError, NotBuiltError, module_getattr, refusal
 from libzero.deepspeed.ops import EngineOptimizer
 from libzero.deepspeed.ops.adagrad import DeepSpeedCPUAdagrad
-from libzero.deepspeed.ops.adam import DeepSpeedCPUAdam
-from libzero.deepspeed.ops.lion import DeepSpeedCPULion
+from libzero.deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
+from libzero.deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+from libzero.deepspeed.runtime._loss_scale import DynamicLossScaler, LossScaleConfig, LossScaler, LossScalerBase, Scale
 from libzero.engine import Engine, StepResult, compiled_from, exact_pattern
 from libzero.errors import ConfigError
 
-__all__ = ["DeepSpeedOptimizer", "ZeROOptimizer"]
+__all__ = [
+    "BF16_Optimizer",
+    "DeepSpeedOptimizer",
+    "DeepSpeedZeroOptimizer",
+    "DeepSpeedZeroOptimizer_Stage3",
+    "FP16_Optimizer",
+    "FP16_UnfusedOptimizer",
+    "ZeROOptimizer",
+]
 
 ModelParameters: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 
@@ -56,12 +68,21 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
 
     overflow: bool = False
     """[local] The last step was skipped: a gradient was not finite."""
+    optimizer: torch.optim.Optimizer
+    """The program's optimizer, or the one that the configuration names: its class and its groups. It has no states."""
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {})
-        self.param_groups = groups
+    def __init__(self, optimizer: torch.optim.Optimizer, *unused: Any, **words: Any) -> None:
+        if unused or words:
+            raise NotImplementedError(f"cannot make {type(self).__name__}. Hint: deepspeed.initialize() returns it.")
+        super().__init__(optimizer.param_groups, {})
+        self._begin(optimizer)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = self.param_groups = optimizer.param_groups
+        self.optimizer = optimizer
         self._numbers = [{key: group[key] for key in _RULE if key in group} for group in groups]
         self._engine: Engine | None = None
+        self._scale: Scale | None = None
         self._members: list[list[int]] = []
         self._scheduled = False
         self._unlisted: dict[str, torch.Tensor] = {}
@@ -69,7 +90,7 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
     def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
         """[local] engine: whose updates these are. scheduled: it moves rates."""
         self._engine, self._members, self._scheduled = engine, updates.members, scheduled
-        self._unlisted = updates.unlisted
+        self._unlisted, self._scale = updates.unlisted, Scale(engine)
 
     @property
     def engine(self) -> Engine:
@@ -93,6 +114,8 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         self.push()
         result = engine.step()
         self.overflow = result.overflow
+        if result.overflow:
+            self._read_scale().overflowed_at = result.global_step - 1
         self.pull()
         return result
 
@@ -143,6 +166,31 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         for group, fixed, values in zip(self.param_groups, self._numbers, kept, strict=False):
             group.update({key: value for key, value in values.items() if key not in fixed})
 
+    def _read_scale(self) -> Scale:
+        self.engine  # noqa: B018  # the error before initialize() returns
+        assert self._scale is not None
+        return self._scale
+
+    @property
+    def loss_scaler(self) -> LossScalerBase:
+        """[local] The engine's loss scale, to read."""
+        scale = self._read_scale()
+        return DynamicLossScaler(scale) if scale.dynamic else LossScaler(scale)
+
+    @property
+    def loss_scale_config(self) -> LossScaleConfig:
+        """[local] The same under the names of DeepSpeed's stage 0."""
+        return LossScaleConfig(self._read_scale())
+
+    @property
+    def dynamic_loss_scale(self) -> bool:
+        """[local] fp16 with a scale that moves."""
+        return self._read_scale().dynamic
+
+    def needs_scaler(self) -> bool:
+        """[local] fp16: a loss has to be scaled before its backward()."""
+        return self._read_scale().scaled
+
     @property
     def cur_scale(self) -> float:
         """[local] The loss scale of the next backward()."""
@@ -161,7 +209,7 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """[local] The groups, with numbers in place of parameters, and a text that says where the states are.
+        """[local] The groups, with numbers in place of parameters, values of the engine, and where the states are.
 
         Frameworks put it into files of their own; load_state_dict() takes it back. The states are sharded, and in the
         engine's checkpoints only.
@@ -171,7 +219,17 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
             numbers = list(range(count, count + len(group["params"])))
             count += len(numbers)
             groups.append({key: value for key, value in group.items() if key != "params"} | {"params": numbers})
-        return {"state": {}, "param_groups": groups, "libzero": _ELSEWHERE}
+        effective, scale = self.engine.options.effective(), self._read_scale()
+        values = {
+            "dynamic_loss_scale": scale.dynamic,
+            "cur_scale": scale.now,
+            "cur_iter": scale.steps,
+            "overflow": self.overflow,
+            "clip_grad": json.loads(effective["gradient_clipping"]),
+            "zero_stage": json.loads(effective["zero_optimization.stage"]),
+            "ds_version": _names.VERSION,
+        }
+        return {"state": {}, "param_groups": groups, **values, "libzero": _ELSEWHERE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """[local] What state_dict() gave, for the same groups: their rates. NotImplementedError for states."""
@@ -233,7 +291,99 @@ class _Module:
 
 
 class ZeROOptimizer(DeepSpeedOptimizer):
-    """The same: one optimizer serves all stages."""
+    """The same: one optimizer serves all stages. The classes below say by isinstance() what DeepSpeed would have."""
+
+
+class DeepSpeedZeroOptimizer(ZeROOptimizer):
+    """Of stages 1 and 2."""
+
+
+class DeepSpeedZeroOptimizer_Stage3(ZeROOptimizer):
+    """Of stage 3."""
+
+
+class BF16_Optimizer(ZeROOptimizer):
+    """Of stage 1 with bf16 and gradients that are accumulated in fp32, without offload."""
+
+
+class FP16_Optimizer(DeepSpeedOptimizer):
+    """Of stage 0 with a recipe, where the wrapped optimizer is FusedAdam."""
+
+
+class FP16_UnfusedOptimizer(DeepSpeedOptimizer):
+    """Of stage 0 with a recipe, where it is another one."""
+
+
+def wrapped(optimizer: torch.optim.Optimizer, config: Mapping[str, Any]) -> DeepSpeedOptimizer:
+    """[local] What initialize() returns for an optimizer: the same object at stage 0 in fp32.
+
+    config: effective values by key.
+    """
+    stage, recipe = (json.loads(config["zero_optimization.stage"]), _recipe(config))
+    if stage == 0:
+        if recipe is None:
+            return _same(optimizer)
+        return FP16_Optimizer(optimizer) if isinstance(optimizer, FusedAdam) else FP16_UnfusedOptimizer(optimizer)
+    if stage == 3:
+        return DeepSpeedZeroOptimizer_Stage3(optimizer)
+    fp32 = json.loads(config["data_types.grad_accum_dtype"]) == "fp32"
+    resident = json.loads(config["zero_optimization.offload_optimizer.device"]) in (None, "none")
+    return (BF16_Optimizer if stage == 1 and recipe == "bf16" and fp32 and resident else DeepSpeedZeroOptimizer)(
+        optimizer
+    )
+
+
+def _recipe(config: Mapping[str, Any]) -> str | None:
+    return next((name for name in ("fp16", "bf16") if json.loads(config[f"{name}.enabled"]) is True), None)
+
+
+def _same(optimizer: torch.optim.Optimizer) -> DeepSpeedOptimizer:
+    """The object itself, of a class that is also its own: step() is the engine's."""
+    own = _before_same(optimizer) or type(optimizer)
+    was_wrapped = optimizer.__dict__.pop("step", None)  # a scheduler of torch calls what it found
+    made: Any = optimizer
+    made.__class__ = type(own.__name__, (DeepSpeedOptimizer, own), {"__module__": own.__module__, "_was": own})
+    made._begin(made)
+    made._patch_step_function()
+    if was_wrapped is not None:
+        step: Any = functools.partial(type(made).step, made)
+        step._wrapped_by_lr_sched = True
+        made.step = step
+    return made  # type: ignore[no-any-return]
+
+
+def _before_same(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
+    """The class of a program's optimizer that _same() has made one of the engine; None: it has not."""
+    return vars(type(optimizer)).get("_was")
+
+
+def configured(groups: list[dict[str, Any]], config: Mapping[str, Any], block: Mapping[str, Any]) -> Any:
+    """[local] The optimizer that the configuration names, over these groups, the same objects.
+
+    config: effective values by key. block: what the program wrote.
+    """
+    kind = json.loads(config["optimizer.type"])
+    on_cpu = json.loads(config["zero_optimization.offload_optimizer.device"]) not in (None, "none")
+    if kind.startswith("Adam"):
+        decoupled = bool(json.loads(config["optimizer.params.adam_w_mode"]))
+        made: Any = DeepSpeedCPUAdam(groups, adamw_mode=decoupled) if on_cpu else FusedAdam(
+            groups, adam_w_mode=decoupled
+        )
+        if _params(block).get("torch_adam") is True:
+            made = (torch.optim.AdamW if decoupled else torch.optim.Adam)(groups)
+    elif kind == "Lion":
+        made = (DeepSpeedCPULion if on_cpu else FusedLion)(groups)
+    elif kind == "Adagrad":
+        made = (DeepSpeedCPUAdagrad if on_cpu else torch.optim.Adagrad)(groups)
+    else:
+        made = torch.optim.SGD(groups, lr=0.0)  # groups have their own
+    made.param_groups = groups
+    return made
+
+
+def _params(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    params = block.get("params")
+    return params if isinstance(params, Mapping) else {}
 
 
 @dataclass
@@ -242,13 +392,15 @@ class Updates:
 
     groups: list[dict[str, Any]]
     members: list[list[int]]
-    """Groups of the engine, by group of the program."""
+    """Groups of the engine, by group of the program; empty for an empty group."""
     patterns: list[dict[str, Any]] = field(default_factory=list)
     """libzero.parameter_groups"""
     block: dict[str, Any] | None = None
     """The block "optimizer"; None: that of the configuration"""
     unlisted: dict[str, torch.Tensor] = field(default_factory=dict)
     """Frozen parameters that are in no group, by name."""
+    optimizer: torch.optim.Optimizer | None = None
+    """The program's, or one of the class that the configuration names; None: the engine only evaluates."""
 
     @property
     def base(self) -> dict[str, Any]:
@@ -290,11 +442,13 @@ def _kind(optimizer: torch.optim.Optimizer, numbers: Mapping[str, Any]) -> dict[
 
 def _taken_over(optimizer: torch.optim.Optimizer) -> str:
     """The rule's name. NotImplementedError where the engine would run another rule, or leave out a part of step()."""
+    if (before := _before_same(optimizer)) is not None:  # given to initialize() again
+        return _KINDS.get(before, "")
     of = type(optimizer)
     name = of.__name__
 
     def refuse(why: str, hint: str) -> NoReturn:
-        raise NotImplementedError(f"cannot take over an optimizer of class {name}: {why}. Hint: {hint}.")
+        raise NotBuiltError(f"cannot take over an optimizer of class {name}: {why}. Hint: {hint}.")
 
     built = issubclass(of, EngineOptimizer) and of.__module__.startswith(EngineOptimizer.__module__)
     if of not in _KINDS and not built:
@@ -330,6 +484,7 @@ def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> 
     """[local] Of a program's optimizer. ConfigError where its groups do not fit the model or each other."""
     groups = optimizer.param_groups
     updates = _grouped(groups, model)
+    updates.optimizer = optimizer
     # A group's other keys are a scheduler's (OneCycleLR's max_lr) or the program's.
     rule = [k for k in optimizer.defaults if k not in _OWN and k not in _UNUSED]
     numbers = [{k: group[k] for k in rule if k in group} for group in groups]

@@ -18,7 +18,7 @@ from libzero._carried import Carried, decoded, encoded
 from libzero.communicator import default_communicator
 from libzero.compiled import compile as compile_units
 from libzero.deepspeed._held import mark, was_rounded
-from libzero.deepspeed._refuse import module_getattr, refusal
+from libzero.deepspeed._refuse import AssertedConfigError, asserted, module_getattr, refusal
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
 from libzero.deepspeed.monitor.monitor import MonitorMaster
@@ -27,9 +27,10 @@ from libzero.deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
     ModelParameters,
     Updates,
-    ZeROOptimizer,
     client_updates,
     config_updates,
+    configured,
+    wrapped,
 )
 from libzero.deepspeed.runtime.config import (
     KeptFp32,
@@ -158,8 +159,12 @@ class DeepSpeedEngine(torch.nn.Module):
         updates, self._trains = self._updates_of(optimizer, model_parameters, native)
         if updates.block is not None:
             native["optimizer"] = updates.block
-        self.optimizer = ZeROOptimizer(updates.groups) if self._trains else None
+        self.optimizer: DeepSpeedOptimizer | None = None
+        if updates.optimizer is not None:
+            effective = options_of(with_groups(native, len(updates.groups)), config).effective()
+            self.optimizer = wrapped(updates.optimizer, effective)
         self.client_optimizer = optimizer
+        self.basic_optimizer = updates.optimizer
         self.lr_scheduler = self._scheduler_of(lr_scheduler, native)
         if isinstance(self.lr_scheduler, EngineSchedule):
             native["scheduler"] = updates.scheduled(self.lr_scheduler.config)
@@ -227,6 +232,7 @@ class DeepSpeedEngine(torch.nn.Module):
         if any(own[key] != numbers[key] for key in own):  # the engine's group 0 has the numbers of the block
             block = native["optimizer"]
             updates.block = {**block, "params": {**block.get("params", {}), **own}}
+        updates.optimizer = configured(updates.groups, effective, native["optimizer"])
         return updates, True
 
     def _scheduler_of(self, given: Any, native: dict[str, Any]) -> Any:
@@ -278,7 +284,7 @@ class DeepSpeedEngine(torch.nn.Module):
         loss so divided, without its graph.
         """
         if not self._trains:
-            raise ConfigError("[deepspeed] cannot run backward: the engine has no optimizer")
+            raise AssertedConfigError("[deepspeed] cannot run backward: the engine has no optimizer")
         steps = self.gradient_accumulation_steps()
         if steps == 1 and not self._counts and self._engine._native.micro_batches() > 0 and not self._retains:
             raise ConfigError(
@@ -287,7 +293,8 @@ class DeepSpeedEngine(torch.nn.Module):
                 "backward(), and pass scale_wrt_gas=False to add gradients up as torch does; or add the losses up."
             )
         self._retains = retain_graph
-        self._engine.backward(loss if scale_wrt_gas else loss * steps, retain_graph=retain_graph)
+        with asserted():  # unused parameters
+            self._engine.backward(loss if scale_wrt_gas else loss * steps, retain_graph=retain_graph)
         return loss.detach() / steps if scale_wrt_gas else loss.detach()
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
@@ -296,9 +303,9 @@ class DeepSpeedEngine(torch.nn.Module):
         lr_kwargs go to the scheduler's step(). The schedule stays where an overflow skipped the update.
         """
         if self.optimizer is None:
-            raise ConfigError("[deepspeed] cannot step: the engine has no optimizer")
+            raise AssertedConfigError("[deepspeed] cannot step: the engine has no optimizer")
         if self._inside_no_sync:
-            raise ConfigError("[deepspeed] cannot step within no_sync(). Hint: leave its with block first.")
+            raise AssertedConfigError("[deepspeed] cannot step within no_sync(). Hint: leave its with block first.")
         self._applied = False
         accumulated = self._engine._native.micro_batches()
         if self.is_gradient_accumulation_boundary():
@@ -417,6 +424,9 @@ class DeepSpeedEngine(torch.nn.Module):
         """[local] The configuration's log_level."""
         level: str | None = self.config.get("log_level")
         return level
+
+    def empty_partition_cache(self) -> None:
+        """[local] Nothing: between steps no parameter is whole at stage 3 but within GatheredParameters."""
 
     def train_batch_size(self) -> int:
         """[local] Samples of one update over all data-parallel ranks."""
@@ -728,7 +738,8 @@ class DeepSpeedEngine(torch.nn.Module):
             self.optimizer.push()
         without = exclude_frozen_parameters and bool(self._frozen())
         texts = {"deepspeed": encoded(state, "client_state"), **({"without_frozen": True} if without else {})}
-        self._engine.save_checkpoint(save_dir, name, user_state=texts, exclude_frozen_parameters=without)
+        with asserted():  # tags of ranks that differ
+            self._engine.save_checkpoint(save_dir, name, user_state=texts, exclude_frozen_parameters=without)
         saved = True
         if not save_latest:
             saved = self._engine.finish_checkpoint() != ""  # the tag of rank 0, if ranks passed several

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.runtime.base_optimizer import DeepSpeedZeroOptimizer_Stage3
 from libzero.deepspeed.runtime.zero._estimate import Estimate, count, estimate, table
 from libzero.deepspeed.runtime.zero.partition_parameters import GatheredParameters
 
 __all__ = [
+    "DeepSpeedZeroOptimizer_Stage3",
     "estimate_zero3_model_states_mem_needs",
     "estimate_zero3_model_states_mem_needs_all_cold",
     "estimate_zero3_model_states_mem_needs_all_live",

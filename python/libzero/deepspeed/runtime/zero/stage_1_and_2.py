@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.runtime.base_optimizer import DeepSpeedZeroOptimizer
 from libzero.deepspeed.runtime.zero._estimate import Estimate, count, estimate, table
 
 __all__ = [
+    "DeepSpeedZeroOptimizer",
     "estimate_zero2_model_states_mem_needs",
     "estimate_zero2_model_states_mem_needs_all_cold",
     "estimate_zero2_model_states_mem_needs_all_live",
