@@ -572,8 +572,6 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
     settings = config(2)
     model = network()
     some = torch.optim.AdamW([model[0].weight], lr=0.1)
-    with pytest.raises(libzero.ConfigError, match="0.bias requires a gradient and is in no group"):
-        deepspeed.initialize(model=model, optimizer=some, config=settings)
     with pytest.raises(libzero.ConfigError, match="that the model has not"):
         bad(optimizer=some, config=settings)
     groups = [{"params": [model[0].weight]}, {"params": [p for p in model.parameters() if p is not model[0].weight],
@@ -738,9 +736,8 @@ def test_a_parameter_in_no_group_is_not_trained_when_it_is_unfrozen(how: str, st
     one_step(engine)
     before = engine._engine.state_dict()["0.weight"]
     model[0].requires_grad_(True)
-    engine.backward(engine(batch()).square().mean())
-    with pytest.raises(libzero.ConfigError, match="0.weight requires a gradient now and is in no group"):
-        engine.step()
+    one_step(engine, 1)
+    assert engine.global_steps == 2
     with deepspeed.zero.GatheredParameters([model[0].weight]):
         assert torch.equal(model[0].weight, before)
 
@@ -777,8 +774,6 @@ def test_groups_of_a_compiled_model_have_the_names_of_the_model() -> None:
 def test_calls_out_of_order_are_refused_in_words() -> None:
     engine, optimizer, _, _ = deepspeed.initialize(model=network(), config=config(2))
     assert optimizer is not None
-    with pytest.raises(libzero.ConfigError, match="gradient_accumulation_steps is 1"):
-        engine.set_gradient_accumulation_boundary(False)
     with pytest.raises(libzero.ConfigError, match="stage 2: gradients are sharded"), engine.no_sync():
         pass
     engine.backward(engine(batch()).square().mean())

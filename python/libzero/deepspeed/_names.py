@@ -16,7 +16,6 @@ _TENSOR = "tensor parallelism is the configuration's. Hint: tensor_parallel.auto
 _MOE = "it is a part of DeepSpeed's layer. Hint: deepspeed.moe.layer.MoE, whose gate and experts are libzero's."
 _COMPILE = "DeepCompile's passes are not built. Hint: engine.compile() compiles the units with torch.compile."
 _TRANSFORMER = "there are no layers of its own. Hint: the model's layers as they are."
-_STATES = "states are moved by the configuration only. Hint: zero_optimization.offload_optimizer."
 _DATA = "the engine does not choose or change data. Hint: a sampler of the program."
 _SPARSE = "gradients are reduced dense. Hint: leave sparse_gradients out; the sums are the same."
 _MUON = "Muon is not built. Hint: AdamW."
@@ -36,7 +35,6 @@ _KEY = "no value of the engine depends on it. Hint: engine.config has what the p
 _LINEAR = "it replaces torch's linear. Hint: torch.nn.Linear; the engine frees its weight after use."
 _MARKS = "marks change nothing. Hint: set_z3_leaf_modules() by class is accepted."
 _LAUNCHERS = "docs/cli.md lists the launchers whose variables are read. Hint: `zero run`, torchrun."
-_REDUCED = "gradients are not reduced by hand. Hint: retain_graph for several losses."
 
 _TABLE: dict[str, dict[tuple[str, str], str]] = {
     "deepspeed": {
@@ -110,7 +108,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (MEANINGLESS, _INSIDE): "all_gather_scalar allreduce_and_copy allreduce_bucket allreduce_gradients "
         "allreduce_no_retain buffered_allreduce_fallback clip_fp32_gradients collect_python_gc "
         "get_wall_clock_timers is_first_weights_partition_group is_iterable_style_dataset is_map_style_dataset "
-        "print_forward_breakdown scale get_type",
+        "print_forward_breakdown get_type",
         (REFUSED, _SPARSE): "sparse_all_gather sparse_allreduce sparse_allreduce_bucket sparse_allreduce_no_retain",
         (REFUSED, _TUNE): "autotuning_enabled autotuning_end_profile_step autotuning_metric autotuning_metric_path "
         "autotuning_model_info_path autotuning_profile_model_info autotuning_start_profile_step",
@@ -125,12 +123,10 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _DATA): "curriculum_learning_config curriculum_learning_enabled data_efficiency_config "
         "data_efficiency_enabled data_sampling_config data_sampling_enabled random_ltd_config random_ltd_enabled "
         "random_ltd_initialize set_custom_curriculum_learning_schedule set_data_post_process_func",
-        (REFUSED, _STATES): "offload_states reload_states",
         (REFUSED, _ONE_FORMAT): "load_moe_state_dict",
         (REFUSED, _ZENFLOW): "zenflow_config",
         (REFUSED, "the batch is the configuration's. Hint: gradient_accumulation_steps."): "set_train_batch_size "
         "set_train_micro_batch_size",
-        (REFUSED, _REDUCED): "coalesce_grad_reduction",
         (MEANINGLESS, _KEY): "aio_config checkpoint_serialization_enabled checkpoint_tag_validation_enabled "
         "checkpoint_tag_validation_fail checkpoint_writer_enabled cpuadam_cores_perc dynamic_loss_scale_args "
         "get_optimizer_configuration is_sanity_checks_enabled optimizer_legacy_fusion super_offload "

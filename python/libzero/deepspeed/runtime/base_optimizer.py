@@ -85,12 +85,12 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         self._scale: Scale | None = None
         self._members: list[list[int]] = []
         self._scheduled = False
-        self._unlisted: dict[str, torch.Tensor] = {}
+        self._has_states = False
 
     def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
         """[local] engine: whose updates these are. scheduled: it moves rates."""
         self._engine, self._members, self._scheduled = engine, updates.members, scheduled
-        self._unlisted, self._scale = updates.unlisted, Scale(engine)
+        self._scale = Scale(engine)
 
     @property
     def engine(self) -> Engine:
@@ -104,15 +104,9 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise ConfigError("[deepspeed] optimizer.step: got a closure, expected none: the engine runs backward()")
         engine = self.engine
-        self._look_at_groups()
-        for name, parameter in self._unlisted.items():
-            if parameter.requires_grad:
-                raise ConfigError(
-                    f"[deepspeed] cannot train: {name} requires a gradient now and is in no group of the optimizer. "
-                    "Hint: list it before initialize(), and freeze it with requires_grad_(False) between steps."
-                )
         self.push()
         result = engine.step()
+        self._has_states = True
         self.overflow = result.overflow
         if result.overflow:
             self._read_scale().overflowed_at = result.global_step - 1
@@ -163,6 +157,7 @@ class DeepSpeedOptimizer(torch.optim.Optimizer):
 
     def restore(self, kept: Iterable[Mapping[str, Any]]) -> None:
         """[local] The same from a checkpoint; the numbers of the rule stay."""
+        self._has_states = True
         for group, fixed, values in zip(self.param_groups, self._numbers, kept, strict=False):
             group.update({key: value for key, value in values.items() if key not in fixed})
 
@@ -398,7 +393,7 @@ class Updates:
     block: dict[str, Any] | None = None
     """The block "optimizer"; None: that of the configuration"""
     unlisted: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Frozen parameters that are in no group, by name."""
+    """Parameters that are in no group, by name: they are never updated."""
     optimizer: torch.optim.Optimizer | None = None
     """The program's, or one of the class that the configuration names; None: the engine only evaluates."""
 
@@ -443,6 +438,12 @@ def _kind(optimizer: torch.optim.Optimizer, numbers: Mapping[str, Any]) -> dict[
 def _taken_over(optimizer: torch.optim.Optimizer) -> str:
     """The rule's name. NotImplementedError where the engine would run another rule, or leave out a part of step()."""
     if (before := _before_same(optimizer)) is not None:  # given to initialize() again
+        held: Any = optimizer
+        if held._has_states:
+            raise NotBuiltError(
+                f"cannot take over an optimizer of class {before.__name__}: it has been an engine's, which has its "
+                "states, and they would be lost. Hint: a new optimizer; engine.load_checkpoint() continues a run."
+            )
         return _KINDS.get(before, "")
     of = type(optimizer)
     name = of.__name__
@@ -548,12 +549,6 @@ def _grouped(groups: list[dict[str, Any]], model: torch.nn.Module) -> Updates:
                 mine.append(len(patterns))
         members.append(mine)
     unlisted: dict[str, torch.Tensor] = {name: p for name, p in model.named_parameters() if id(p) not in listed}
-    for name, p in unlisted.items():
-        if p.requires_grad:
-            raise ConfigError(
-                f"[deepspeed] cannot train: {name} requires a gradient and is in no group of the optimizer. "
-                "Hint: requires_grad_(False), or add it to a group."
-            )
     return Updates(groups, members, patterns, unlisted=unlisted)
 
 

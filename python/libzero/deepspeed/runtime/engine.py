@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -45,12 +46,13 @@ from libzero.deepspeed.runtime.config import (
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
 from libzero.deepspeed.runtime.torch_autocast import TorchAutocast
+from libzero.deepspeed.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
 from libzero.deepspeed.utils import groups
-from libzero.deepspeed.utils.logging import log_dist, logger
+from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger
 from libzero.deepspeed.utils.timer import ThroughputTimer
 from libzero.deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
-from libzero.engine import Engine, compiled_from
+from libzero.engine import Engine, compiled_from, engine_of
 from libzero.errors import ConfigError
 from libzero.moe import MoE
 
@@ -110,6 +112,37 @@ def _cast_parameters(model: torch.nn.Module, keep: KeptFp32, recipe: torch.dtype
             p.data = p.data.to(torch.float32 if id(p) in kept else recipe)
 
 
+def _take_from_before(model: torch.nn.Module) -> None:
+    """[collective] Closes the engine that holds this model, if there is one. The model keeps its values.
+
+    Parts of parameters are left to that engine, and the new one refuses the model.
+    """
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    before = next(map(engine_of, parameters), None)
+    if before is None or before._original is not model or before._cut_parameters() or before._divided:
+        return
+    sharded = before.options.effective()["zero_optimization.stage"] == "3"
+    copies = []
+    if sharded:
+        with before.gathered_parameters():
+            copies = [p.detach().clone() for p in parameters]
+    before.close()
+    for p, value in zip(parameters, copies, strict=sharded):
+        p.data = value
+
+
+@contextmanager
+def _frozen_while(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    trained = [p for p in parameters if p.requires_grad]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)
+
+
 class DeepSpeedEngine(torch.nn.Module):
     """What deepspeed.initialize() returns. Names of the model that the engine has not are the model's.
 
@@ -133,12 +166,15 @@ class DeepSpeedEngine(torch.nn.Module):
         self.world_size, self.global_rank, self.local_rank = comm.size, comm.rank, comm.local_rank
         self.device = torch.device(get_accelerator().device_name(self.local_rank))
         get_accelerator().set_device(self.local_rank)
+        _take_from_before(compiled_from(model))
         self.module = model.to(self.device)
         self.config = config
         self.collate_fn = collate_fn
         self._managed = config.get("managed_gradient_accumulation", True) is not False
         self._boundary: bool | None = None
         self._inside_no_sync = False
+        self._by_program = False
+        """The engine does not count: gradients add up until a step() at a boundary."""
         self._applied = False
         self._retains = False
         """The last backward() kept its graph: another loss of the same micro-batch may follow."""
@@ -179,7 +215,9 @@ class DeepSpeedEngine(torch.nn.Module):
         self._autocast.mark(compiled_from(self.module))
         if stage_of(native) > 0 and "communication_data_type" not in native:
             native.update(self._autocast.communication(compiled_from(self.module)))
-        self._engine = Engine(self.module, options_of(native, config), comm=comm)
+        self._unlisted = set(map(id, updates.unlisted.values()))
+        with _frozen_while(updates.unlisted.values()):  # without masters and states
+            self._engine = Engine(self.module, options_of(native, config), comm=comm)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]
         inside = [layer.deepspeed_moe for layer in layers if isinstance(layer, DeepSpeedMoE)]
@@ -189,12 +227,17 @@ class DeepSpeedEngine(torch.nn.Module):
         self._effective = self._engine.options.effective()
         tell_left_over(native, self._effective)
         self._counts = native.get("managed_gradient_accumulation") is False
+        if self._trains:
+            self._engine._native.accept_backward()
+            self._engine._native.leave_out(list(updates.unlisted))
+        else:
+            self._engine._native.leave_out([name for name, _ in self._engine._original.named_parameters()])
         if self.optimizer is not None:
             scheduled = isinstance(self.lr_scheduler, EngineSchedule)
             self.optimizer.bind(self._engine, updates, scheduled)
             self.optimizer.pull()
-        if isinstance(optimizer, EngineOptimizer):
-            optimizer.owned = True
+        if isinstance(updates.optimizer, EngineOptimizer):
+            updates.optimizer.owned = True
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())
         self.monitor = MonitorMaster(self._engine.options, self.global_rank, config)
@@ -256,9 +299,38 @@ class DeepSpeedEngine(torch.nn.Module):
 
     # ---- training ----
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """The model's forward. [collective] at stage 3."""
+        """The model's forward. [collective] at stage 3.
+
+        [collective] A backward() of its outputs, or of what is computed from them, is backward() here. In fp16 only of
+        scale(loss).
+        """
+        self._begin_step()
         with self._autocast.around():
-            return self._engine(*inputs, **kwargs)
+            outputs = self._engine(*inputs, **kwargs)
+        # Within a transform of torch.func the values are no tensors of autograd.
+        if self._trains and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
+            for value in tree_leaves(outputs):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    self._engine._native.follow(value)
+        return outputs
+
+    def _begin_step(self) -> None:
+        """[local] Before the first micro-batch of a step: who counts them."""
+        by_program = self._boundary is False or self._inside_no_sync
+        if by_program != self._by_program and not self._counts and self._engine._native.micro_batches() == 0:
+            self._engine._native.count_micro_batches(not by_program)
+            self._by_program = by_program
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """[local] The loss in fp32 times the loss scale: scale(loss).backward() instead of backward(loss)."""
+        if not self._trains:
+            raise AssertedConfigError("[deepspeed] cannot scale a loss: the engine has no optimizer")
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise AssertedConfigError(
+                f"[deepspeed] scale: got a loss of {loss.numel()} elements, requires_grad {loss.requires_grad}, "
+                "expected a scalar that requires grad"
+            )
+        return self._engine._native.scale(loss)
 
     def compile(
         self,
@@ -286,11 +358,13 @@ class DeepSpeedEngine(torch.nn.Module):
         if not self._trains:
             raise AssertedConfigError("[deepspeed] cannot run backward: the engine has no optimizer")
         steps = self.gradient_accumulation_steps()
-        if steps == 1 and not self._counts and self._engine._native.micro_batches() > 0 and not self._retains:
+        self._begin_step()
+        counted = steps == 1 and not self._counts and not self._by_program
+        if counted and self._engine._native.micro_batches() > 0 and not self._retains:
             raise ConfigError(
                 "[deepspeed] backward: got a second loss before step(), expected step(): gradient_accumulation_steps "
-                "is 1. Hint: for one update of several losses set it to their number, call step() after each "
-                "backward(), and pass scale_wrt_gas=False to add gradients up as torch does; or add the losses up."
+                "is 1. Hint: for one update of several losses call set_gradient_accumulation_boundary(False) before "
+                "the first of them and set_gradient_accumulation_boundary(True) before the last; or add the losses up."
             )
         self._retains = retain_graph
         with asserted():  # unused parameters
@@ -305,7 +379,10 @@ class DeepSpeedEngine(torch.nn.Module):
         if self.optimizer is None:
             raise AssertedConfigError("[deepspeed] cannot step: the engine has no optimizer")
         if self._inside_no_sync:
-            raise AssertedConfigError("[deepspeed] cannot step within no_sync(). Hint: leave its with block first.")
+            raise AssertedConfigError(
+                "[deepspeed] cannot step within no_sync() or coalesce_grad_reduction(). Hint: leave its with block "
+                "first."
+            )
         self._applied = False
         accumulated = self._engine._native.micro_batches()
         if self.is_gradient_accumulation_boundary():
@@ -348,33 +425,49 @@ class DeepSpeedEngine(torch.nn.Module):
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """[local] Whether the next step() updates, from now on: the program counts micro-batches.
 
-        ConfigError for False where gradient_accumulation_steps is 1, and with managed_gradient_accumulation false.
+        False before the first backward() of a step lets gradients add up, whatever gradient_accumulation_steps says,
+        by which each loss is divided. ConfigError with managed_gradient_accumulation false.
         """
         if not self._managed:
             raise ConfigError(
                 "[deepspeed] cannot set the boundary: managed_gradient_accumulation is false, and every step() updates"
             )
-        if not is_boundary:
-            self._expect_accumulation("set_gradient_accumulation_boundary(False)")
         self._boundary = is_boundary
-
-    def _expect_accumulation(self, call: str) -> None:
-        if not self._counts:
-            raise ConfigError(
-                f"[deepspeed] cannot accumulate ({call}): gradient_accumulation_steps is 1. "
-                "Hint: set it to the number of micro-batches of a step."
-            )
+        self._begin_step()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """[local] Micro-batches within it only accumulate; step() comes after it. ConfigError at stages 2 and 3."""
         if self.zero_optimization_stage() >= 2:
-            raise ConfigError(
+            raise AssertedConfigError(
                 f"[deepspeed] cannot use no_sync() at stage {self.zero_optimization_stage()}: gradients are sharded. "
                 "Hint: gradient_accumulation_steps, or stage 1."
             )
-        self._expect_accumulation("no_sync()")
+        with self._accumulating("no_sync()"):
+            yield
+
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """[local] Several backward() within it are of one step, and step() comes after it; each is reduced as always.
+
+        NotImplementedError at stage 0, ConfigError with managed_gradient_accumulation false.
+        """
+        if not self._managed:
+            raise AssertedConfigError(
+                "[deepspeed] cannot use coalesce_grad_reduction(): managed_gradient_accumulation is false, and every "
+                "step() updates"
+            )
+        if self.zero_optimization_stage() == 0:
+            raise NotImplementedError("cannot use coalesce_grad_reduction() at stage 0. Hint: no_sync().")
+        with self._accumulating("coalesce_grad_reduction()"):
+            yield
+
+    @contextmanager
+    def _accumulating(self, call: str) -> Iterator[None]:
+        if self._inside_no_sync:
+            raise AssertedConfigError(f"[deepspeed] cannot use {call} within no_sync() or coalesce_grad_reduction()")
         self._inside_no_sync = True
+        self._begin_step()
         try:
             yield
         finally:
@@ -424,6 +517,43 @@ class DeepSpeedEngine(torch.nn.Module):
         """[local] The configuration's log_level."""
         level: str | None = self.config.get("log_level")
         return level
+
+    def offload_states(
+        self,
+        include: Container[OffloadStateTypeEnum] | None = None,
+        device: OffloadDeviceEnum = OffloadDeviceEnum.cpu,
+        pin_memory: bool = True,
+        non_blocking: bool = False,
+    ) -> None:
+        """[local] On CPUs nothing moves and no memory is released: all states are in host memory, which a notice says.
+
+        NotImplementedError on a GPU, where states rest as zero_optimization.offload_optimizer says. ValueError for
+        "nvme", ConfigError without an optimizer and with zero_optimization.offload_param.
+        """
+        self._expect_movable()
+        if device == OffloadDeviceEnum.none:
+            logger.warning("offload_states: got the device none: nothing moves")
+            return
+        if device != OffloadDeviceEnum.cpu:
+            raise ValueError(f"offload_states: got the device {device!r}, expected OffloadDeviceEnum.cpu")
+        if self.device.type != "cpu":
+            raise NotImplementedError(
+                "cannot move states of an engine on a GPU. Hint: zero_optimization.offload_optimizer keeps those of "
+                "the optimizer in host memory; engine.save_checkpoint() and engine.destroy() release all of them."
+            )
+        log_dist_once("offload_states: the engine runs on CPUs, and its states stay in host memory", ranks=(0,))
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """[local] Nothing: offload_states() has moved nothing."""
+        self._expect_movable()
+
+    def _expect_movable(self) -> None:
+        if not self._trains:
+            raise AssertedConfigError("[deepspeed] cannot move states: the engine has no optimizer")
+        if self._value("zero_optimization.offload_param.device") not in (None, "none"):
+            raise AssertedConfigError(
+                "[deepspeed] cannot move states: zero_optimization.offload_param says where parameters rest"
+            )
 
     def empty_partition_cache(self) -> None:
         """[local] Nothing: between steps no parameter is whole at stage 3 but within GatheredParameters."""
@@ -807,9 +937,9 @@ class DeepSpeedEngine(torch.nn.Module):
         return str(Path(load_dir) / taken), state.get("client_state", {})
 
     def _frozen(self) -> list[str]:
-        """[local] The names of frozen parameters, all those of tied ones."""
+        """[local] The names of parameters that are frozen or in no group of the optimizer, all those of tied ones."""
         named = self._engine._original.named_parameters(remove_duplicate=False)
-        return [name for name, p in named if not p.requires_grad]
+        return [name for name, p in named if not p.requires_grad or id(p) in self._unlisted]
 
     def destroy(self) -> None:
         """[local] Lets go of the model; see libzero.Engine.close(), which completes a save in the background."""

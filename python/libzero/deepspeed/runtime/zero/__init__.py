@@ -1,7 +1,7 @@
 """deepspeed.zero"""
 
 from libzero.deepspeed._refuse import module_getattr
-from libzero.deepspeed.runtime.zero import partition_parameters, stage3, stage_1_and_2, tiling
+from libzero.deepspeed.runtime.zero import offload_config, partition_parameters, stage3, stage_1_and_2, tiling
 from libzero.deepspeed.runtime.zero.partition_parameters import (
     GatheredParameters,
     Init,
@@ -19,6 +19,7 @@ __all__ = [
     "TiledLinearReturnBias",
     "ZeroParamStatus",
     "ZeroParamType",
+    "offload_config",
     "partition_parameters",
     "register_external_parameter",
     "stage3",
