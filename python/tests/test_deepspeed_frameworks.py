@@ -832,7 +832,7 @@ def test_a_second_backward_without_a_step_is_told_the_form() -> None:
     loss = engine(batch()).square().mean()
     engine.backward(loss, retain_graph=True)
     engine.backward(2 * loss)  # of the same micro-batch
-    with pytest.raises(libzero.ConfigError, match="for one update of several losses call set_gradient_accumulation_boundary"):
+    with pytest.raises(libzero.ConfigError, match="of several losses call set_gradient_accumulation_boundary"):
         engine.backward(engine(batch(1)).square().mean())
     engine.step()
     one_step(engine, 1)

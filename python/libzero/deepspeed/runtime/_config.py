@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from libzero.deepspeed import comm
+from libzero.deepspeed._refuse import AssertedConfigError
 from libzero.deepspeed.runtime import _models
 from libzero.deepspeed.runtime.config import DeepSpeedConfigError, read_config
 from libzero.deepspeed.utils.logging import logger
@@ -25,10 +26,6 @@ _DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), torch.bfloat16),
     **dict.fromkeys(("fp32", "float32", "float", "torch.float32"), torch.float32),
 }
-
-
-class Contradiction(DeepSpeedConfigError, AssertionError):
-    """Numbers of a configuration that cannot be true together. DeepSpeed raises an AssertionError."""
 
 
 def _scalar(key: str, default: Any = ...) -> Callable[[Mapping[str, Any]], Any]:
@@ -229,7 +226,7 @@ class DeepSpeedConfig:
         given: list[Any] = [getattr(self, name) for name in names]
         total, micro, steps = (None if each == "auto" else each for each in given)
         if total is None and micro is None:
-            raise Contradiction("got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one")
+            raise AssertedConfigError("got neither train_batch_size nor train_micro_batch_size_per_gpu, expected one")
         if steps is None:
             steps = 1 if total is None or micro is None else total // micro // self.world_size
         if micro is None:
@@ -239,14 +236,14 @@ class DeepSpeedConfig:
         self.train_batch_size, self.train_micro_batch_size_per_gpu, self.gradient_accumulation_steps = (
             total, micro, steps)  # fmt: skip
         if min(total, micro, steps) <= 0 or total != micro * steps * self.world_size:
-            raise Contradiction(
+            raise AssertedConfigError(
                 f"train_batch_size: got {total}, expected train_micro_batch_size_per_gpu ({micro}) x "
                 f"gradient_accumulation_steps ({steps}) x ranks ({self.world_size}), all above 0"
             )
 
     def _check(self) -> None:
         if self.float16_config.enabled and self.bfloat16_config.enabled:
-            raise Contradiction("got fp16 and bf16 enabled, expected one of them")
+            raise AssertedConfigError("got fp16 and bf16 enabled, expected one of them")
         if self.gradient_allreduce_op == "sum" and self.zero_optimization_stage == 3:
             raise DeepSpeedConfigError('gradient_allreduce_op: got "sum" at stage 3, expected "mean"')
         narrow = (
@@ -255,9 +252,9 @@ class DeepSpeedConfig:
             self.bfloat16_config.bf16_optimizer_states,
         )
         if any(narrow) and not self.zero_enabled:
-            raise Contradiction("got master weights or states in 16 bits without ZeRO, expected stage 1, 2 or 3")
+            raise AssertedConfigError("got master weights or states in 16 bits without ZeRO, expected stage 1, 2 or 3")
         if narrow[2] and not narrow[1]:
-            raise Contradiction("bf16_optimizer_states: got true, expected bf16_master_weights_and_grads as well")
+            raise AssertedConfigError("bf16_optimizer_states: got true, expected bf16_master_weights_and_grads as well")
 
     def print_user_config(self) -> None:
         """[local] Logs what the program wrote."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from libzero.deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 from libzero.deepspeed.utils.logging import logger
 
 
@@ -136,14 +137,6 @@ class ZeroStageEnum(int, Enum):
     gradients = 2
     weights = 3
     max_stage = 3
-
-
-class OffloadDeviceEnum(str, Enum):
-    """Where states are."""
-
-    none = "none"
-    cpu = "cpu"
-    nvme = "nvme"
 
 
 class DeepSpeedZeroOffloadParamConfig(DeepSpeedConfigModel):
