@@ -131,18 +131,18 @@ class Programs:
         return self.run(text, program, "run", "-n", str(ranks), **more)
 
 
-def under_the_runner(folder: Path, *words: str) -> str:
-    """Two ranks of a program written for DeepSpeed; returns what it prints."""
+def under_the_runner(folder: Path, *words: str, ranks: int = 2) -> str:
+    """The ranks of a program written for DeepSpeed; returns what it prints."""
     program = find_zero()
     if program is None:
         pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
     done = subprocess.run(
-        [sys.executable, "-m", "libzero.deepspeed.run", "--num_gpus", "2", *words],
+        [sys.executable, "-m", "libzero.deepspeed.run", "--num_gpus", str(ranks), *words],
         env={**Programs(folder).environment(), "ZERO_PROGRAM": program},
         cwd=folder,  # -m looks there first: not in the sources
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout

@@ -1,0 +1,217 @@
+"""Programs of other frameworks on two ranks, compared with the same program in one plain process.
+
+script/setup --frameworks installs those that .deps/python has not. docs/frameworks.md has their versions.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY, Programs, find_zero, under_the_runner
+
+for package in ("transformers", "accelerate", "peft", "diffusers"):
+    pytest.importorskip(package)
+PROGRAM = str(Path(__file__).parent / "frameworks_program.py")
+INSTALLED = REPOSITORY / ".deps" / "frameworks" / "site-packages"
+CLOSE = 1e-4
+
+
+def needs(*packages: str) -> None:
+    for package in packages:
+        if not (INSTALLED / package).is_dir():
+            pytest.skip(f"{package} is not installed: script/setup --frameworks")
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs find what script/setup --frameworks has installed, after the environment's own packages."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(Programs, "environment", with_frameworks(Programs.environment))
+
+
+def with_frameworks(environment: Any) -> Any:
+    def more(self: Programs) -> dict[str, str]:
+        variables: dict[str, str] = environment(self)
+        return {**variables, "PYTHONPATH": f"{variables['PYTHONPATH']}:{INSTALLED}"}
+
+    return more
+
+
+def plain(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the program sees without DeepSpeed."""
+    out = folder / "plain.json"
+    command = [*prefix, sys.executable, PROGRAM, "--plain", "--folder", str(folder / "plain"), "--out", str(out)]
+    environment = Programs(folder).environment()
+    done = subprocess.run(
+        [*command, *words], env=environment, cwd=folder, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    seen: dict[str, Any] = json.loads(out.read_text())
+    return {name.rsplit(" ", 1)[0]: value for name, value in seen.items()}
+
+
+def by_deepspeed(folder: Path, *words: str) -> dict[str, Any]:
+    """What two ranks see, by case and stage."""
+    out = folder / "seen.json"
+    under_the_runner(folder, PROGRAM, "--folder", str(folder / "ranks"), "--out", str(out), *words)
+    seen: dict[str, Any] = json.loads(out.read_text())
+    return seen
+
+
+def values(seen: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(seen, dict | list):
+        for key, value in seen.items() if isinstance(seen, dict) else enumerate(seen):
+            yield from values(value, f"{place}/{key}")
+    else:
+        yield place, seen
+
+
+def require_same(seen: dict[str, Any], wanted: dict[str, Any], *, loose: tuple[str, ...] = ()) -> None:
+    """Every number of every case and stage within CLOSE."""
+    for name, value in seen.items():
+        here, there = dict(values(value)), dict(values(wanted[name.rsplit(" ", 1)[0]]))
+        for part in loose:
+            here.pop(f"/{part}", None)
+            there.pop(f"/{part}", None)
+        assert here.keys() == there.keys(), name
+        for place, expected in there.items():
+            got = here[place]
+            number = isinstance(expected, int | float) and isinstance(got, int | float)
+            same = got == (pytest.approx(expected, rel=CLOSE, abs=CLOSE) if number else expected)
+            assert same, f"{name}{place}: {got!r}, not {expected!r}"
+
+
+def require_moved(losses: list[float]) -> None:
+    assert len(losses) > 3 and len({round(loss, 5) for loss in losses}) > 3, losses
+
+
+def test_one_of_each_framework(tmp_path: Path) -> None:
+    """Trainer with an adapter of PEFT, Accelerate's loop, and the loop of diffusers."""
+    words = ("--own", "--cases", "trainer.adapted", "accelerate.loop", "published.pictures")
+    seen, wanted = by_deepspeed(tmp_path, *words), plain(tmp_path, *words)
+    require_same(seen, wanted, loose=("average",))
+    again, whole = seen["trainer.adapted 3"]["again"], seen["trainer.adapted 3"]["log"]
+    assert all(again[step] == whole[step] for step in ("3", "4", "5")), (again, whole)  # resume is exact
+    assert seen["accelerate.loop 3"]["again"]["losses"] == seen["accelerate.loop 3"]["losses"][6:]
+    require_moved(seen["accelerate.loop 3"]["losses"])
+
+
+@pytest.mark.nightly
+def test_trainer_evaluates_saves_resumes_and_predicts(tmp_path: Path) -> None:
+    words = ("--cases", "trainer.whole", "trainer.resumed", "trainer.adapted")
+    seen, wanted = by_deepspeed(tmp_path, "--stages", "0", "1", "2", "3", *words), plain(tmp_path, *words)
+    require_same(seen, wanted)
+    for stage in range(4):
+        log, again = seen[f"trainer.whole {stage}"]["log"], seen[f"trainer.resumed {stage}"]["again"]
+        assert all(again[step] == log[step] for step in ("3", "4", "5"))
+        assert seen[f"trainer.whole {stage}"]["best"] == "checkpoint-1"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stages", [("0", "3"), ("1", "2")])
+def test_trainer_resumes_at_another_number_of_ranks(stages: tuple[str, ...], tmp_path: Path) -> None:
+    """Two ranks, then one: the whole batch is the same."""
+    words = ("--stages", *stages, "--cases", "trainer.resumed", "--part")
+    by_deepspeed(tmp_path, *words, "first")
+    wanted = plain(tmp_path, "--cases", "trainer.resumed")["trainer.resumed"]["again"]
+    out = tmp_path / "again.json"
+    folder = ("--folder", str(tmp_path / "ranks"), "--out", str(out))
+    under_the_runner(tmp_path, PROGRAM, *folder, *words, "again", ranks=1)
+    for case in json.loads(out.read_text()).values():
+        require_same({"again 0": case["again"]}, {"again": wanted})
+
+
+BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad"}
+
+
+@pytest.mark.nightly
+def test_each_name_of_optim_trains_as_torch_or_is_refused(tmp_path: Path) -> None:
+    words = ("--cases", "trainer.optimizers")
+    wanted = plain(tmp_path, *words)["trainer.optimizers"]
+    seen = by_deepspeed(tmp_path, "--stages", "2", *words)["trainer.optimizers 2"]
+    assert seen.keys() == wanted.keys() >= BY_LIBZERO
+    for name, expected in wanted.items():
+        got = seen[name]
+        if isinstance(expected, str):  # its package is not installed
+            assert got == expected, name
+        elif isinstance(got, str):
+            assert "cannot take over an optimizer of class" in got and name not in BY_LIBZERO, (name, got)
+        else:
+            assert got == pytest.approx(expected, abs=CLOSE), name
+
+
+@pytest.mark.nightly
+def test_accelerate_with_a_plugin_of_the_program(tmp_path: Path) -> None:
+    words = ("--own", "--cases", "accelerate.loop")
+    require_same(by_deepspeed(tmp_path, "--stages", "1", "2", "3", *words), plain(tmp_path, *words))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_accelerate_launch(stage: str, tmp_path: Path) -> None:
+    """Its launcher starts the ranks; `python -m libzero.deepspeed.run` is the program of each."""
+    words = ("--cases", "accelerate.loop")
+    wanted = plain(tmp_path, *words)
+    out = tmp_path / "seen.json"
+    options = ["--use_deepspeed", "--zero_stage", stage, "--num_processes", "2", "--num_machines", "1"]
+    options += ["--gradient_accumulation_steps", "2", "--gradient_clipping", "1.0", "--mixed_precision", "no"]
+    options += ["--deepspeed_multinode_launcher", "standard", "--zero3_save_16bit_model", "true"]
+    options += ["--main_process_port", "0", "--module"]
+    folder = ["--folder", str(tmp_path / "ranks"), "--out", str(out), "--stages", stage]
+    done = subprocess.run(
+        [sys.executable, "-m", "libzero.deepspeed.run", "--module", "accelerate.commands.launch", *options,
+         "libzero.deepspeed.run", PROGRAM, *folder, *words],
+        env=Programs(tmp_path).environment(), cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    require_same(json.loads(out.read_text()), wanted)
+
+
+@pytest.mark.nightly
+def test_trl_supervised_and_preferences(tmp_path: Path) -> None:
+    needs("trl", "datasets")
+    words = ("--cases", "trl.sft", "trl.dpo")
+    seen, wanted = by_deepspeed(tmp_path, "--stages", "2", "3", *words), plain(tmp_path, *words)
+    require_same(seen, wanted)
+    for stage in (2, 3):
+        log, again = seen[f"trl.sft {stage}"]["log"], seen[f"trl.sft {stage}"]["again"]
+        assert all(again[step] == log[step] for step in ("3", "4"))
+
+
+@pytest.mark.nightly
+def test_trl_rewards(tmp_path: Path) -> None:
+    """Compared with torch's DistributedDataParallel, whose ranks draw the same texts."""
+    needs("trl", "datasets")
+    zero = find_zero()
+    if zero is None:
+        pytest.skip("the program `zero` is not built: set ZERO_PROGRAM")
+    words = ("--cases", "trl.grpo")
+    wanted = plain(tmp_path, *words, prefix=(zero, "run", "-n", "2"))
+    require_same(by_deepspeed(tmp_path, "--stages", "2", "3", *words), wanted)
+    assert len(set(wanted["trl.grpo"]["losses"])) == 4
+
+
+@pytest.mark.nightly
+def test_lightning_with_its_default_checkpoints(tmp_path: Path) -> None:
+    needs("lightning")
+    words = ("--cases", "lightning.fit")
+    seen, wanted = by_deepspeed(tmp_path, "--stages", "1", "2", "3", *words), plain(tmp_path, *words)
+    require_same(seen, wanted)
+    for stage in (1, 2, 3):
+        assert seen[f"lightning.fit {stage}"]["again"] == seen[f"lightning.fit {stage}"]["losses"][6:]
+
+
+@pytest.mark.nightly
+def test_programs_as_they_are_published(tmp_path: Path) -> None:
+    cases = ("--cases", "published.bert", "published.megatron", "published.clm", "published.pictures")
+    seen, wanted = by_deepspeed(tmp_path, "--stages", "1", "2", "3", *cases), plain(tmp_path, *cases)
+    require_same(seen, wanted, loose=("average",))
+    for case in ("bert", "megatron"):
+        require_moved(wanted[f"published.{case}"]["losses"])
+    for stage in (1, 2):
+        average = seen[f"published.pictures {stage}"]["average"]
+        assert average == pytest.approx(wanted["published.pictures"]["average"], rel=CLOSE)
