@@ -151,27 +151,6 @@ def test_accelerate_with_a_plugin_of_the_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("stage", ["2", "3"])
-def test_accelerate_launch(stage: str, tmp_path: Path) -> None:
-    """Its launcher starts the ranks; `python -m libzero.deepspeed.run` is the program of each."""
-    words = ("--cases", "accelerate.loop")
-    wanted = plain(tmp_path, *words)
-    out = tmp_path / "seen.json"
-    options = ["--use_deepspeed", "--zero_stage", stage, "--num_processes", "2", "--num_machines", "1"]
-    options += ["--gradient_accumulation_steps", "2", "--gradient_clipping", "1.0", "--mixed_precision", "no"]
-    options += ["--deepspeed_multinode_launcher", "standard", "--zero3_save_16bit_model", "true"]
-    options += ["--main_process_port", "0", "--module"]
-    folder = ["--folder", str(tmp_path / "ranks"), "--out", str(out), "--stages", stage]
-    done = subprocess.run(
-        [sys.executable, "-m", "libzero.deepspeed.run", "--module", "accelerate.commands.launch", *options,
-         "libzero.deepspeed.run", PROGRAM, *folder, *words],
-        env=Programs(tmp_path).environment(), cwd=tmp_path, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    require_same(json.loads(out.read_text()), wanted)
-
-
-@pytest.mark.nightly
 def test_trl_supervised_and_preferences(tmp_path: Path) -> None:
     needs("trl", "datasets")
     words = ("--cases", "trl.sft", "trl.dpo")
