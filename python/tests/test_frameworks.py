@@ -111,20 +111,6 @@ def test_trainer_evaluates_saves_resumes_and_predicts(tmp_path: Path) -> None:
         assert seen[f"trainer.whole {stage}"]["best"] == "checkpoint-1"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("stages", [("0", "3"), ("1", "2")])
-def test_trainer_resumes_at_another_number_of_ranks(stages: tuple[str, ...], tmp_path: Path) -> None:
-    """Two ranks, then one: the whole batch is the same."""
-    words = ("--stages", *stages, "--cases", "trainer.resumed", "--part")
-    by_deepspeed(tmp_path, *words, "first")
-    wanted = plain(tmp_path, "--cases", "trainer.resumed")["trainer.resumed"]["again"]
-    out = tmp_path / "again.json"
-    folder = ("--folder", str(tmp_path / "ranks"), "--out", str(out))
-    under_the_runner(tmp_path, PROGRAM, *folder, *words, "again", ranks=1)
-    for case in json.loads(out.read_text()).values():
-        require_same({"again 0": case["again"]}, {"again": wanted})
-
-
 BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad"}
 
 
