@@ -89,6 +89,7 @@ def require_moved(losses: list[float]) -> None:
     assert len(losses) > 3 and len({round(loss, 5) for loss in losses}) > 3, losses
 
 
+@pytest.mark.nightly
 def test_one_of_each_framework(tmp_path: Path) -> None:
     """Trainer with an adapter of PEFT, Accelerate's loop, and the loop of diffusers."""
     words = ("--own", "--cases", "trainer.adapted", "accelerate.loop", "published.pictures")
