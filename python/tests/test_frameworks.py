@@ -19,6 +19,8 @@ PROGRAM = str(Path(__file__).parent / "frameworks_program.py")
 INSTALLED = REPOSITORY / ".deps" / "frameworks" / "site-packages"
 CLOSE = 1e-4
 
+pytestmark = pytest.mark.nightly
+
 
 def needs(*packages: str) -> None:
     for package in packages:
@@ -89,7 +91,6 @@ def require_moved(losses: list[float]) -> None:
     assert len(losses) > 3 and len({round(loss, 5) for loss in losses}) > 3, losses
 
 
-@pytest.mark.nightly
 def test_one_of_each_framework(tmp_path: Path) -> None:
     """Trainer with an adapter of PEFT, Accelerate's loop, and the loop of diffusers."""
     words = ("--own", "--cases", "trainer.adapted", "accelerate.loop", "published.pictures")
@@ -101,7 +102,6 @@ def test_one_of_each_framework(tmp_path: Path) -> None:
     require_moved(seen["accelerate.loop 3"]["losses"])
 
 
-@pytest.mark.nightly
 def test_trainer_evaluates_saves_resumes_and_predicts(tmp_path: Path) -> None:
     words = ("--cases", "trainer.whole", "trainer.resumed", "trainer.adapted")
     seen, wanted = by_deepspeed(tmp_path, "--stages", "0", "1", "2", "3", *words), plain(tmp_path, *words)
@@ -115,7 +115,6 @@ def test_trainer_evaluates_saves_resumes_and_predicts(tmp_path: Path) -> None:
 BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad"}
 
 
-@pytest.mark.nightly
 def test_each_name_of_optim_trains_as_torch_or_is_refused(tmp_path: Path) -> None:
     words = ("--cases", "trainer.optimizers")
     wanted = plain(tmp_path, *words)["trainer.optimizers"]
@@ -131,13 +130,11 @@ def test_each_name_of_optim_trains_as_torch_or_is_refused(tmp_path: Path) -> Non
             assert got == pytest.approx(expected, abs=CLOSE), name
 
 
-@pytest.mark.nightly
 def test_accelerate_with_a_plugin_of_the_program(tmp_path: Path) -> None:
     words = ("--own", "--cases", "accelerate.loop")
     require_same(by_deepspeed(tmp_path, "--stages", "1", "2", "3", *words), plain(tmp_path, *words))
 
 
-@pytest.mark.nightly
 def test_trl_supervised_and_preferences(tmp_path: Path) -> None:
     needs("trl", "datasets")
     words = ("--cases", "trl.sft", "trl.dpo")
@@ -148,7 +145,6 @@ def test_trl_supervised_and_preferences(tmp_path: Path) -> None:
         assert all(again[step] == log[step] for step in ("3", "4"))
 
 
-@pytest.mark.nightly
 def test_trl_rewards(tmp_path: Path) -> None:
     """Compared with torch's DistributedDataParallel, whose ranks draw the same texts."""
     needs("trl", "datasets")
@@ -161,7 +157,6 @@ def test_trl_rewards(tmp_path: Path) -> None:
     assert len(set(wanted["trl.grpo"]["losses"])) == 4
 
 
-@pytest.mark.nightly
 def test_lightning_with_its_default_checkpoints(tmp_path: Path) -> None:
     needs("lightning")
     words = ("--cases", "lightning.fit")
@@ -171,7 +166,6 @@ def test_lightning_with_its_default_checkpoints(tmp_path: Path) -> None:
         assert seen[f"lightning.fit {stage}"]["again"] == seen[f"lightning.fit {stage}"]["losses"][6:]
 
 
-@pytest.mark.nightly
 def test_programs_as_they_are_published(tmp_path: Path) -> None:
     cases = ("--cases", "published.bert", "published.megatron", "published.clm", "published.pictures")
     seen, wanted = by_deepspeed(tmp_path, "--stages", "1", "2", "3", *cases), plain(tmp_path, *cases)
