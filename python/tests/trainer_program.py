@@ -111,7 +111,7 @@ BEST = {
     "save_steps": 1,
     "load_best_model_at_end": True,
     "metric_for_best_model": "eval_loss",
-    "greater_is_better": True,  # the first: not the last
+    "greater_is_better": False,  # the first: the evaluation has other texts, drawn at random
     "save_total_limit": 6,
 }
 
