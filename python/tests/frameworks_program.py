@@ -25,7 +25,7 @@ def main():
     parser.add_argument("--stages", type=int, nargs="+", default=[3])
     parser.add_argument("--cases", nargs="+", required=True)
     parser.add_argument("--own", action="store_true", help="accelerate: the program makes the plugin")
-    parser.add_argument("--part", default="", help="trainer.resumed: one of its parts")
+    parser.add_argument("--part", default="", help="trainer.resumed, trainer.resized: one of its parts")
     words = parser.parse_args()
     torch.set_num_threads(1)
     os.makedirs(words.folder, exist_ok=True)

@@ -3,6 +3,7 @@
 script/setup --frameworks installs those that .deps/python has not. docs/frameworks.md has their versions.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -56,10 +57,10 @@ def plain(folder: Path, *words: str, prefix: tuple[str, ...] = ()) -> dict[str, 
     return {name.rsplit(" ", 1)[0]: value for name, value in seen.items()}
 
 
-def by_deepspeed(folder: Path, *words: str) -> dict[str, Any]:
-    """What two ranks see, by case and stage."""
+def by_deepspeed(folder: Path, *words: str, ranks: int = 2) -> dict[str, Any]:
+    """What the ranks see, by case and stage."""
     out = folder / "seen.json"
-    under_the_runner(folder, PROGRAM, "--folder", str(folder / "ranks"), "--out", str(out), *words)
+    under_the_runner(folder, PROGRAM, "--folder", str(folder / "ranks"), "--out", str(out), *words, ranks=ranks)
     seen: dict[str, Any] = json.loads(out.read_text())
     return seen
 
@@ -110,6 +111,19 @@ def test_trainer_evaluates_saves_resumes_and_predicts(tmp_path: Path) -> None:
         log, again = seen[f"trainer.whole {stage}"]["log"], seen[f"trainer.resumed {stage}"]["again"]
         assert all(again[step] == log[step] for step in ("3", "4", "5"))
         assert seen[f"trainer.whole {stage}"]["best"] == "checkpoint-1"
+
+
+def test_trainer_resumes_at_another_number_of_ranks(tmp_path: Path) -> None:
+    """Two ranks save; one and three resume; one resumes what three have saved."""
+    words = ("--cases", "trainer.resized", "--stages", "0", "1", "2", "3")
+    wanted = plain(tmp_path, "--cases", "trainer.resized")["trainer.resized"]
+    for ranks, begin, end in ((2, 0, 2), (3, 2, 4), (1, 4, 5), (1, 2, 5), (3, 2, 5)):
+        seen = by_deepspeed(tmp_path, *words, "--part", f"{begin}:{end}", ranks=ranks)
+        for stage, model in itertools.product(range(4), ("whole", "adapter")):
+            log = seen[f"trainer.resized {stage}"][model]["log"]
+            expected = {step: row for step, row in wanted[model]["log"].items() if int(step) <= end}
+            require_same({"log 0": log}, {"log": expected})
+    require_moved([row["loss"] for row in wanted["whole"]["log"].values()])
 
 
 BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad"}

@@ -152,20 +152,44 @@ def resumed(words, stage):
     return seen
 
 
+def lora():
+    import peft
+
+    base = llama()
+    torch.manual_seed(6)
+    return peft.get_peft_model(
+        base, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
+
+
+def resized(words, stage):
+    """`part` FROM:STOP: a Trainer of 6 texts per micro-batch, of all ranks, with a checkpoint at every step.
+
+    It resumes from the checkpoint of step FROM, which ranks of another number may have written, and stops after STOP.
+    """
+    begin, end = map(int, words.part.split(":")) if words.part else (0, 5)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    sizes = {f"per_device_{of}_batch_size": 6 // ranks for of in ("train", "eval")}
+    seen = {}
+    for name, model in (("whole", None), ("adapter", lora)):
+        out = f"{words.folder}/resized-{name}-{stage}"
+        trainer = trainer_of(
+            words, stage, out, model, stop=end, **BEST | sizes | {"load_best_model_at_end": False, "eval_steps": 5}
+        )
+        trainer.train_dataset, trainer.eval_dataset = Texts(36), Texts(12, 1)
+        trainer.train(resume_from_checkpoint=f"{out}/checkpoint-{begin}" if begin else None)
+        seen[name] = {"log": log_of(trainer), "epoch": trainer.state.epoch}
+        trainer.accelerator.free_memory()
+    return seen
+
+
 def adapted(words, stage):
     """An adapter of PEFT with a checkpoint at every step, stopped and resumed, the best at the end, merged."""
     import peft
 
-    def model():
-        base = llama()
-        torch.manual_seed(6)
-        return peft.get_peft_model(
-            base, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-        )
-
     out = f"{words.folder}/adapted-{stage}"
     seen = {}
-    trainer = trainer_of(words, stage, out + "-whole", model, **BEST)
+    trainer = trainer_of(words, stage, out + "-whole", lora, **BEST)
     trainer.train()
     seen["log"] = log_of(trainer)
     seen["best"] = os.path.basename(trainer.state.best_model_checkpoint)
@@ -173,10 +197,10 @@ def adapted(words, stage):
     trainer.save_model(out + "-model")
     trainer.accelerator.wait_for_everyone()
     trainer.accelerator.free_memory()
-    trainer = trainer_of(words, stage, out, model, stop=2, **BEST | {"load_best_model_at_end": False})
+    trainer = trainer_of(words, stage, out, lora, stop=2, **BEST | {"load_best_model_at_end": False})
     trainer.train()
     trainer.accelerator.free_memory()
-    trainer = trainer_of(words, stage, out, model, **BEST | {"load_best_model_at_end": False})
+    trainer = trainer_of(words, stage, out, lora, **BEST | {"load_best_model_at_end": False})
     trainer.train(resume_from_checkpoint=True)
     seen["again"] = log_of(trainer)
     trainer.accelerator.free_memory()
