@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import under_the_runner
+from conftest import Programs, under_the_runner
 
 import libzero
 import libzero.deepspeed as deepspeed
-from libzero.deepspeed import DeepSpeedConfig
+from libzero.deepspeed import DeepSpeedConfig, _names
 
 
 class Ranks:
@@ -393,6 +393,44 @@ def test_the_command_deepspeed_is_written_where_one_asks_for_it(
             shim.main(wrong)
         assert end.value.code == 2
     assert written.read_text() == "#!/bin/sh\n"
+
+
+def test_a_package_of_the_name_is_written_where_one_asks_for_it(
+    tmp_path: Path, programs: Programs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a process that no runner of libzero has started, frameworks find the package, its version and its modules."""
+    from libzero.deepspeed import shim
+
+    folder = tmp_path / "packages"
+    folder.mkdir()
+    for _ in range(2):  # its own files are written again
+        shim.main(["--package", str(folder)])
+        seen = capsys.readouterr()
+        assert seen.out == f"{folder / 'deepspeed'}\n" and "is not in PYTHONPATH" in seen.err
+    shown = programs.run(f"""
+        sys.path.insert(0, {str(folder)!r})
+        import importlib.metadata, importlib.util
+        assert importlib.util.find_spec("deepspeed") and "deepspeed" not in sys.modules
+        assert "deepspeed" in importlib.metadata.packages_distributions()["deepspeed"]
+        import deepspeed.comm as comm
+        from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+        import deepspeed, libzero.deepspeed
+        assert deepspeed is libzero.deepspeed and comm is libzero.deepspeed.comm
+        assert sys.modules["deepspeed.runtime"] is libzero.deepspeed.runtime
+        print(importlib.metadata.version("deepspeed"), deepspeed.__version__)
+    """)
+    assert shown.split() == [_names.VERSION] * 2
+    recorded = next(folder.glob("*.dist-info")).joinpath("RECORD").read_text().split(",,\n")
+    assert sorted(recorded[:-1]) == sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+    with pytest.raises(SystemExit):
+        shim.main([str(folder)])  # the command would have the package's place
+    assert f"{folder / 'deepspeed'} is there, and is not of libzero" in capsys.readouterr().err
+    (folder / "deepspeed" / "__init__.py").write_text("theirs = 1\n")
+    with pytest.raises(SystemExit) as end:
+        shim.main(["--package", str(folder)])
+    assert end.value.code == 2 and (folder / "deepspeed" / "__init__.py").read_text() == "theirs = 1\n"
 
 
 def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

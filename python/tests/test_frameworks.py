@@ -149,6 +149,52 @@ def test_accelerate_with_a_plugin_of_the_program(tmp_path: Path) -> None:
     require_same(by_deepspeed(tmp_path, "--stages", "1", "2", "3", *words), plain(tmp_path, *words))
 
 
+def by_accelerate_launch(folder: Path, stage: int, block: dict[str, Any]) -> dict[str, Any]:
+    """What two ranks of `accelerate launch` see: their `deepspeed` is the package that libzero.deepspeed.shim writes.
+
+    block: the part deepspeed_config of the file that `accelerate config` writes.
+    """
+    packages = folder / "packages"
+    packages.mkdir(exist_ok=True)
+    environment = Programs(folder).environment()
+    environment["PYTHONPATH"] = f"{packages}:{environment['PYTHONPATH']}"
+    about = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_machines": 1, "debug": False,
+             "machine_rank": 0, "num_processes": 2, "use_cpu": False, "downcast_bf16": "no",
+             "main_training_function": "main", "rdzv_backend": "static", "same_network": True,
+             "deepspeed_config": block}  # fmt: skip
+    if "deepspeed_config_file" not in block:
+        about["mixed_precision"] = "no"
+    (folder / "accelerate.yaml").write_text(json.dumps(about))  # which is YAML
+    out = folder / "seen.json"
+    launch = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml", "--main_process_port", "0"]
+    program = [PROGRAM, "--cases", "accelerate.loop", "--stages", str(stage), "--folder", "ranks", "--out", str(out)]
+    for command in (["-m", "libzero.deepspeed.shim", "--package", str(packages)], [*launch, *program]):
+        done = subprocess.run(
+            [sys.executable, *command], env=environment, cwd=folder, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    seen: dict[str, Any] = json.loads(out.read_text())
+    return seen
+
+
+def test_accelerate_launches_with_deepspeeds_plugin(tmp_path: Path) -> None:
+    """Of the launcher's file: its keys, and a file of DeepSpeed's that it names."""
+    wanted = plain(tmp_path, "--cases", "accelerate.loop")
+    for stage in (1, 2, 3):
+        keys = {"zero_stage": stage, "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
+                "offload_optimizer_device": "none", "offload_param_device": "none", "zero3_init_flag": False,
+                "zero3_save_16bit_model": stage == 3, "deepspeed_multinode_launcher": "standard"}  # fmt: skip
+        require_same(by_accelerate_launch(tmp_path, stage, keys), wanted)
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2, "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True,
+                              "reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"},
+    }))  # fmt: skip
+    named = {"deepspeed_config_file": str(file), "zero3_init_flag": True}
+    require_same(by_accelerate_launch(tmp_path, 3, named), wanted)
+
+
 def test_trl_supervised_and_preferences(tmp_path: Path) -> None:
     needs("trl", "datasets")
     words = ("--cases", "trl.sft", "trl.dpo")

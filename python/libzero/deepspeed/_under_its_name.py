@@ -57,7 +57,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Distribution(importlib.metadata.Distribution):
+class Distribution(importlib.metadata.Distribution):
     """What importlib.metadata says of `deepspeed`: the version that is mirrored."""
 
     def read_text(self, filename: str) -> str | None:
@@ -81,7 +81,7 @@ class _Distributions(importlib.metadata.DistributionFinder):
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()
     ) -> Iterable[importlib.metadata.Distribution]:
-        return [_Distribution()] if context.name in (None, _THEIRS) else []
+        return [Distribution()] if context.name in (None, _THEIRS) else []
 
 
 def install() -> None:
