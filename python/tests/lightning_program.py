@@ -1,6 +1,8 @@
 """Programs of Lightning's Trainer with its strategies for DeepSpeed. frameworks_program.py runs them."""
 
+import contextlib
 import glob
+import io
 import logging
 import os
 import warnings
@@ -45,6 +47,7 @@ class Numbers(torch.utils.data.Dataset):
 class Model(lightning.LightningModule):
     def __init__(self, late):
         super().__init__()
+        self.save_hyperparameters()
         self.late, self.net, self.losses = late, None, []
         if not late:
             self.configure_model()
@@ -68,6 +71,9 @@ class Model(lightning.LightningModule):
 
     def test_step(self, batch, _):
         self.log("test_loss", self.loss_of(batch), sync_dist=True)
+
+    def predict_step(self, batch, _):
+        return self.net(batch[0]).detach()
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -134,4 +140,46 @@ def fit(words, stage):
 
         state = get_fp32_state_dict_from_zero_checkpoint(path)
     seen["state"] = {name: float(value.double().abs().sum()) for name, value in state.items()}
+    return seen
+
+
+def rest(words, stage):
+    """After fit() the same Trainer's test(), validate() and predict(), and those of a new one from the checkpoint."""
+    strategy, folder = strategy_of(stage), f"{words.folder}/rest-{stage}"
+    late = stage == 3
+    model = Model(late)
+    trainer = trainer_of(strategy, folder + "/whole", 1)
+    trainer.fit(model, loaders(), loaders())
+    (path,) = glob.glob(folder + "/whole/checkpoints/*.ckpt")
+    seen = {}
+
+    def run(name, trainer, model, **more):
+        seen[name] = [
+            trainer.test(model, loaders(), verbose=False, **more)[0]["test_loss"],
+            trainer.validate(model, loaders(), verbose=False, **more)[0]["val_loss"],
+            mean_of([float(each.square().mean()) for each in trainer.predict(model, loaders(), **more)]),
+        ]
+
+    run("same", trainer, model)
+    run("best", trainer, model, ckpt_path="best")
+    run("new", trainer_of(strategy, folder + "/new", 1), Model(late), ckpt_path=path)
+    trainer.fit_loop.max_epochs = 2
+    model.losses.clear()
+    trainer.fit(model, loaders(), loaders())  # again, after the tests
+    seen["again"] = mean_of(model.losses)
+
+    (last,) = glob.glob(folder + "/whole/checkpoints/epoch=1*.ckpt")
+    if stage is not None and RANK == 0:  # as Lightning's documentation shows: one file, for load_from_checkpoint()
+        from lightning.pytorch.utilities.deepspeed import convert_zero_checkpoint_to_fp32_state_dict
+
+        with open(last + "/latest", "w") as file:  # it reads the tag as the whole of the file
+            file.write("checkpoint")
+        with contextlib.redirect_stdout(io.StringIO()):
+            convert_zero_checkpoint_to_fp32_state_dict(last, folder + "/whole.ckpt")
+        last = folder + "/whole.ckpt"
+    if RANK == 0:
+        state = torch.load(last, weights_only=False)
+        seen["epoch"] = state["epoch"], state["global_step"], state["hyper_parameters"]["late"] == late
+        whole = Model.load_from_checkpoint(last, map_location="cpu", weights_only=False, late=False)
+        seen["state"] = {name: float(value.double().abs().sum()) for name, value in whole.state_dict().items()}
     return seen

@@ -1,6 +1,8 @@
 """The engine and the optimizer of libzero.deepspeed, with loops of plain torch as the reference."""
 
+import gc
 import importlib
+import weakref
 from typing import Any
 
 import pytest
@@ -538,6 +540,27 @@ def test_a_second_engine_takes_the_model_over(stage: int) -> None:
     expect_close(second, reference)
     with pytest.raises(libzero.ConfigError, match="closed"):
         first.step()
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_a_model_keeps_its_values_when_a_program_drops_the_engine(stage: int) -> None:
+    """As Lightning's test() after fit(); with the model the engine ends too."""
+    model = network()
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, config=config(stage))
+    engine.backward(loss_of(engine))
+    engine.step()
+    native = weakref.ref(engine._engine)
+    del engine, optimizer
+    gc.collect()
+    assert (native() is not None) == (stage == 3)
+    reference = plain_steps(1, 1)
+    again, _, _, _ = deepspeed.initialize(model=model, config=without("optimizer", config(stage)))
+    assert native() is None
+    torch.testing.assert_close(loss_of(again, 1), loss_of(reference, 1), atol=1e-6, rtol=1e-6)
+    native = weakref.ref(again._engine)
+    del again, model
+    gc.collect()
+    assert native() is None
 
 
 def test_states_that_are_in_host_memory_stay_there(caplog: pytest.LogCaptureFixture) -> None:

@@ -673,7 +673,7 @@ def test_experts_load_under_deepspeeds_names() -> None:
 def test_tools_of_checkpoints_work_on_those_of_libzero(tmp_path: Path) -> None:
     from libzero.deepspeed.checkpoint import DeepSpeedCheckpoint, ds_to_universal
     from libzero.deepspeed.checkpoint.utils import get_model_ckpt_name_for_rank, get_zero_ckpt_name_for_rank
-    from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint, get_optim_files
+    from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     config = {"train_batch_size": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.5}}}
     engine, *_ = deepspeed.initialize(model=torch.nn.Linear(2, 1), config=config)
@@ -681,8 +681,6 @@ def test_tools_of_checkpoints_work_on_those_of_libzero(tmp_path: Path) -> None:
     engine.step()
     engine.save_checkpoint(tmp_path, tag="one")
     weight = engine.module.weight.detach().clone()
-    files = get_optim_files(str(tmp_path / "one"))
-    assert files and all(Path(file).is_file() for file in files)
     words = argparse.Namespace(input_folder=str(tmp_path / "one"), output_folder=str(tmp_path / "one_universal"))
     ds_to_universal.main(words)
     (tmp_path / "latest").unlink()
@@ -702,6 +700,36 @@ def test_tools_of_checkpoints_work_on_those_of_libzero(tmp_path: Path) -> None:
         DeepSpeedCheckpoint(str(tmp_path / "one"))
     assert get_model_ckpt_name_for_rank("d", "01") == "d/mp_rank_01_model_states.pt"
     assert get_zero_ckpt_name_for_rank("d", 3, 1) == "d/zero_pp_rank_3_mp_rank_01_optim_states.pt"
+
+
+def test_files_of_a_checkpoint_that_converters_load_are_made_when_one_asks(
+    tmp_path: Path, programs: Programs
+) -> None:
+    from libzero.deepspeed.utils import zero_to_fp32
+
+    config = {"train_batch_size": 2, "optimizer": {"type": "Adam", "params": {"lr": 0.5}},
+              "zero_optimization": {"stage": 2}}  # fmt: skip
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(2, 1), config=config)
+    engine.backward(engine(torch.ones(2, 2)).sum())
+    engine.step()
+    engine.save_checkpoint(tmp_path, tag="one", client_state={"epoch": 3, "best": torch.ones(2)})
+    before = sorted(path.name for path in (tmp_path / "one").iterdir())
+    (states,) = zero_to_fp32.get_optim_files(tmp_path / "one")
+    found = torch.load(states, weights_only=True)["optimizer_state_dict"]
+    assert (found["zero_stage"], found["partition_count"]) == (2, 1)
+    file = zero_to_fp32.get_model_state_file(str(tmp_path / "one"), 2)
+    state = torch.load(file, weights_only=True)
+    assert state["epoch"] == 3 and state["best"].tolist() == [1, 1] and "module" not in state
+    assert (state["global_steps"], state["global_samples"], state["dp_world_size"]) == (1, 2, 1)
+    assert [Path(each).name for each in zero_to_fp32.get_model_state_files(tmp_path / "one")] == [Path(file).name]
+    assert before == sorted(path.name for path in (tmp_path / "one").iterdir())
+    with pytest.raises(FileNotFoundError):
+        zero_to_fp32.get_optim_files(tmp_path / "two")
+    named = programs.run(f"""
+        from libzero.deepspeed.utils import zero_to_fp32
+        print(zero_to_fp32.get_model_state_file({str(tmp_path / "one")!r}, 2))
+    """).strip()
+    assert named.endswith("mp_rank_00_model_states.pt") and not Path(named).parents[1].exists()
 
 
 def test_linear_layers_of_deepspeed_compute_and_refuse_what_is_not_built() -> None:

@@ -226,6 +226,13 @@ def test_lightning_with_its_default_checkpoints(tmp_path: Path) -> None:
         assert seen[f"lightning.fit {stage}"]["again"] == seen[f"lightning.fit {stage}"]["losses"][6:]
 
 
+def test_lightning_tests_predicts_and_converts(tmp_path: Path) -> None:
+    needs("lightning")
+    words = ("--cases", "lightning.rest")
+    seen, wanted = by_deepspeed(tmp_path, "--stages", "1", "2", "3", *words), plain(tmp_path, *words)
+    require_same(seen, wanted)
+
+
 def test_programs_as_they_are_published(tmp_path: Path) -> None:
     cases = ("--cases", "published.bert", "published.megatron", "published.clm", "published.pictures")
     seen, wanted = by_deepspeed(tmp_path, "--stages", "1", "2", "3", *cases), plain(tmp_path, *cases)

@@ -112,6 +112,10 @@ def _cast_parameters(model: torch.nn.Module, keep: KeptFp32, recipe: torch.dtype
             p.data = p.data.to(torch.float32 if id(p) in kept else recipe)
 
 
+_HOLDER = "_libzero_engine"
+"""The attribute of a model at stage 3 that keeps its engine, and so its values, where a program drops the engine."""
+
+
 def _take_from_before(model: torch.nn.Module) -> None:
     """[collective] Closes the engine that holds this model, if there is one. The model keeps its values.
 
@@ -127,6 +131,7 @@ def _take_from_before(model: torch.nn.Module) -> None:
         with before.gathered_parameters():
             copies = [p.detach().clone() for p in parameters]
     before.close()
+    model.__dict__.pop(_HOLDER, None)
     for p, value in zip(parameters, copies, strict=sharded):
         p.data = value
 
@@ -240,6 +245,7 @@ class DeepSpeedEngine(torch.nn.Module):
             updates.optimizer.owned = True
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())
+            self._engine._original.__dict__[_HOLDER] = self._engine
         self.monitor = MonitorMaster(self._engine.options, self.global_rank, config)
         clock = SimpleNamespace(enabled=False, synchronized=False)
         self.tput_timer = ThroughputTimer(clock, self.train_batch_size())
@@ -944,6 +950,7 @@ class DeepSpeedEngine(torch.nn.Module):
     def destroy(self) -> None:
         """[local] Lets go of the model; see libzero.Engine.close(), which completes a save in the background."""
         self._engine.close()
+        self._engine._original.__dict__.pop(_HOLDER, None)
 
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")

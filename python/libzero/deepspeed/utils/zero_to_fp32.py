@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import math
 import os
@@ -14,7 +15,8 @@ from typing import Any
 
 import torch
 
-from libzero._carried import Carried
+from libzero._carried import Carried, decoded
+from libzero.deepspeed import _names
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.utils.logging import logger
 from libzero.errors import IoError
@@ -23,6 +25,7 @@ __all__ = [
     "convert_zero_checkpoint_to_fp32_state_dict",
     "get_checkpoint_files",
     "get_fp32_state_dict_from_zero_checkpoint",
+    "get_model_state_file",
     "get_model_state_files",
     "get_optim_files",
     "load_state_dict_from_zero_checkpoint",
@@ -81,13 +84,52 @@ def get_checkpoint_files(checkpoint_dir: str | os.PathLike[str], glob_pattern: s
     return sorted(found, key=lambda path: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path)])
 
 
+_made: list[tempfile.TemporaryDirectory[str]] = []
+"""The folder of the files that torch.load() reads; removed when the process ends."""
+
+
+def _written(values: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Files with these names, for torch.load(), in a folder of this process."""
+    if not _made:
+        _made.append(tempfile.TemporaryDirectory(prefix="libzero-"))
+        atexit.register(_made[0].cleanup)
+    folder = Path(tempfile.mkdtemp(dir=_made[0].name))
+    for name, value in values.items():
+        torch.save(dict(value), folder / name)
+    return [str(folder / name) for name in values]
+
+
 def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
-    """The files of DIR/TAG with states of ranks; they have the weights too."""
-    path, manifest = read_manifest(Path(checkpoint_dir).parent, Path(checkpoint_dir).name)
-    return [str(path / file["name"]) for file in manifest["files"]]
+    """A file for each rank that wrote DIR/TAG, for torch.load(): the stage and the number of ranks, no states.
+
+    They are made when one asks, in a folder that is removed when the process ends: DIR/TAG has no pickled files.
+    FileNotFoundError where it is not there.
+    """
+    _, manifest = read_manifest(Path(checkpoint_dir).parent, Path(checkpoint_dir).name)
+    ranks, stage = manifest["world"]["size"], manifest["world"]["stage"]
+    about = {"zero_stage": stage, "partition_count": ranks, "ds_version": _names.VERSION}
+    names = [f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(ranks)]
+    return _written({name: {"optimizer_state_dict": about, "ds_version": _names.VERSION} for name in names})
 
 
-get_model_state_files = get_optim_files
+def get_model_state_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
+    """[get_model_state_file()]"""
+    _, manifest = read_manifest(Path(checkpoint_dir).parent, Path(checkpoint_dir).name)
+    carried = Carried.read(manifest["user_state"]).user_state
+    given = isinstance(carried, dict) and "deepspeed" in carried
+    state = decoded(carried["deepspeed"])["client_state"] if given else {}
+    step, mesh = manifest["step"], manifest["mesh"]
+    counters = {name: step[name] for name in ("global_steps", "global_samples", "skipped_steps")}
+    sizes = {"dp_world_size": mesh["dp"] * mesh["sp"], "mp_world_size": mesh["tp"], "ds_version": _names.VERSION}
+    return _written({"mp_rank_00_model_states.pt": {**state, **counters, **sizes}})
+
+
+def get_model_state_file(checkpoint_dir: str | os.PathLike[str], zero_stage: int) -> str:
+    """A file for torch.load(), made as those of get_optim_files(): the client_state of the save, counters, no weights.
+
+    Objects of the client_state are those that torch.load(weights_only=True) reads.
+    """
+    return get_model_state_files(checkpoint_dir)[0]
 
 
 class _Files:
