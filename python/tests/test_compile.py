@@ -194,14 +194,15 @@ def test_a_module_compiled_before_or_after_has_one_engine_and_the_same_names() -
     assert len(hashes) == 1
 
 
-def test_a_graph_that_writes_a_parameter_is_refused() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", nightly("inductor")])
+def test_a_graph_that_writes_a_parameter_is_refused(backend: str) -> None:
     class Decays(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
                 self.weight.mul_(0.9)
             return super().forward(x)
 
-    with libzero.Engine(torch.compile(Decays(8, 8)), config(3)) as engine:
+    with libzero.Engine(torch.compile(Decays(8, 8), backend=backend), config(3)) as engine:
         with pytest.raises((libzero.ConfigError, RuntimeError), match=r"writes parameter weight .*would be lost"):
             engine(torch.randn(4, 8))
 

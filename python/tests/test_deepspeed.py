@@ -31,12 +31,45 @@ NAMES = (HERE / f"deepspeed-{_names.VERSION}.txt").read_text().split()
 CASES = [case for case in RECORD if case != "huggingface"]
 
 
+# Behind the program, whose ranks it uses.
+PORTS = """
+import os
+import deepspeed_program
+deepspeed_program.main()
+import deepspeed
+import torch
+from conftest import config, network
+
+engine, *_ = deepspeed.initialize(model=network(), config=config(3))
+other = torch.distributed.new_group([0, 1])  # another device of gloo
+ones = torch.ones(1)
+torch.distributed.all_reduce(ones, group=other)
+assert ones.item() == 2
+engine.backward(engine(torch.ones(4, 8)).sum())
+engine.step()
+paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+mine = {os.readlink(path) for path in paths if os.path.islink(path)}
+for version in ("tcp", "tcp6"):
+    with open(f"/proc/net/{version}") as lines:
+        for line in list(lines)[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                print("listens on", fields[1].split(":")[0], flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def run_of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """What the program has observed, and what was printed."""
     folder = tmp_path_factory.mktemp("program")
-    under_the_runner(folder, str(HERE / "deepspeed_program.py"), "--out", str(folder / "seen.json"))
-    seen: dict[str, Any] = json.loads((folder / "seen.json").read_text())
-    return seen
+    (folder / "program.py").write_text(PORTS)
+    out = under_the_runner(folder, str(folder / "program.py"), "--out", str(folder / "seen.json"))
+    return json.loads((folder / "seen.json").read_text()), out
+
+
+@pytest.fixture(scope="module")
+def observed(run_of_two_ranks: tuple[dict[str, Any], str]) -> dict[str, Any]:
+    return run_of_two_ranks[0]
 
 
 def compare(ours: Any, theirs: Any, where: str, tolerance: float = 1e-4) -> None:
@@ -64,33 +97,8 @@ def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[st
     compare(observed[case], theirs, case, 2e-3 if case == "autocast_of_some" else 1e-4)
 
 
-PORTS = """
-import os
-import deepspeed
-import torch
-from conftest import config, network
-
-engine, *_ = deepspeed.initialize(model=network(), config=config(3))
-other = torch.distributed.new_group([0, 1])  # another device of gloo
-ones = torch.ones(1)
-torch.distributed.all_reduce(ones, group=other)
-assert ones.item() == 2
-engine.backward(engine(torch.ones(4, 8)).sum())
-engine.step()
-paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-mine = {os.readlink(path) for path in paths if os.path.islink(path)}
-for version in ("tcp", "tcp6"):
-    with open(f"/proc/net/{version}") as lines:
-        for line in list(lines)[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                print("listens on", fields[1].split(":")[0], flush=True)
-"""
-
-
-def test_torch_distributed_of_one_host_listens_on_the_loopback(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PORTS)
-    out = under_the_runner(tmp_path, str(tmp_path / "program.py"))
+def test_torch_distributed_of_one_host_listens_on_the_loopback(run_of_two_ranks: tuple[dict[str, Any], str]) -> None:
+    _, out = run_of_two_ranks
     assert out.count("listens on 0100007F") == out.count("listens on") >= 3, out  # the store, gloo of two ranks
 
 
