@@ -6,6 +6,7 @@ import importlib.machinery
 import itertools
 import json
 import math
+import re
 import runpy
 import sys
 import types
@@ -457,7 +458,7 @@ def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pyte
 
     seen: list[Any] = []
     wandb: Any = types.ModuleType("wandb")
-    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    wandb.__spec__ = importlib.machinery.ModuleSpec("wandb", importlib.machinery.BuiltinImporter, origin="here")
     wandb.init = lambda **named: seen.append(named)
     wandb.log = lambda data, step=None, commit=None: seen.append((data, step))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
@@ -487,6 +488,7 @@ def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pyte
 
     comet: Any = types.ModuleType("comet_ml")
     comet.__version__ = "3.41.0"
+    comet.__spec__ = importlib.machinery.ModuleSpec("comet_ml", importlib.machinery.BuiltinImporter, origin="here")
     comet.start = lambda **named: Experiment()
     monkeypatch.setitem(sys.modules, "comet_ml", comet)
     seen.clear()
@@ -494,6 +496,31 @@ def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pyte
     sent.write_events([("lr", 0.1, 0), ("lr", 0.2, 9), ("loss", 1.0, 9), ("lr", 0.3, 10)])
     assert seen == ["x", ("lr", 0.1, 0), ("loss", 1.0, 9), ("lr", 0.3, 10)]
     assert get_monitor_config({"comet": {"enabled": True}}).enabled
+    comet.__version__ = "3.40.9"
+    with pytest.raises(ImportError, match="got comet_ml 3.40.9, expected 3.41.0 or newer"):
+        CometMonitor(CometConfig(enabled=True))
+
+
+@pytest.mark.parametrize("block", ["wandb", "comet"])
+def test_a_service_without_its_package_is_an_error(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On every rank, as the program would train without its metrics; a folder of runs of the name is no package."""
+    from libzero.deepspeed.monitor.utils import check_comet_availability, check_tb_availability, check_wandb_availability
+
+    package = {"wandb": "wandb", "comet": "comet_ml"}[block]
+    for place in sys.path:
+        if place and (Path(place) / package / "__init__.py").is_file():
+            pytest.skip(f"{package} is installed")
+    (tmp_path / package).mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    expected = f"{block}.enabled: got true, and the package {package} is not installed. Hint: pip install"
+    with pytest.raises(ImportError, match=re.escape(expected)):
+        deepspeed.initialize(model=torch.nn.Linear(2, 1), config={"train_batch_size": 1, block: {"enabled": True}})
+    with pytest.raises(ImportError, match="not installed"):
+        {"wandb": check_wandb_availability, "comet": check_comet_availability}[block]()
+    check_tb_availability()
+    deepspeed.initialize(model=torch.nn.Linear(2, 1), config={"train_batch_size": 1, block: {"enabled": False}})
 
 
 def test_clocks_and_the_log_of_collectives_count() -> None:

@@ -3,10 +3,12 @@
 script/setup --frameworks installs those that .deps/python has not. docs/frameworks.md has their versions.
 """
 
+import importlib
 import itertools
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,76 @@ def test_lightning_tests_predicts_and_converts(tmp_path: Path) -> None:
     words = ("--cases", "lightning.rest")
     seen, wanted = by_deepspeed(tmp_path, "--stages", "1", "2", "3", *words), plain(tmp_path, *words)
     require_same(seen, wanted)
+
+
+MONITORED = """
+    import json
+    import deepspeed
+    blocks = {name: {"enabled": True, "output_path": ".", "job_name": name} for name in ("csv_monitor", "tensorboard")}
+    engine, *_ = deepspeed.initialize(
+        model=network(),
+        config={**config(2), "fp16": {"enabled": True, "initial_scale_power": 4, "loss_scale_window": 2}, **blocks,
+                "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.01}},
+                "wandb": {"enabled": True, "project": "mine", "group": "of two"},
+                "comet": {"enabled": True, "online": False, "samples_log_interval": 16, "experiment_name": "mine"}},
+    )
+    for step in range(5):
+        engine.backward(engine(batch(engine.global_rank, step).half()).float().square().mean())
+        engine.step()
+"""
+
+
+def records_of_wandb(data: bytes) -> Iterator[bytes]:
+    """Of a run's file: blocks of 32 KiB, parts with a sum of 4 bytes, a length of 2 and a kind of 1."""
+    at, record = 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # the whole, or the last part
+            yield record
+            record = b""
+
+
+def test_services_get_the_events_of_the_csv_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B and Comet without a network, with what they would send later."""
+    needs("wandb", "comet_ml")
+    for name, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "COMET_OFFLINE_DIRECTORY": "comet"}.items():
+        monkeypatch.setenv(name, value)
+    under_the_runner(tmp_path, Programs(tmp_path).write(MONITORED))
+    wanted = {}
+    for name in ("lr", "loss_scale"):
+        rows = [row.split(",") for row in (tmp_path / "csv_monitor" / f"Train_Samples_{name}.csv").read_text().split()]
+        wanted[f"Train/Samples/{name}"] = {int(samples): float(value) for samples, value in rows[1:]}
+    assert [list(each) for each in wanted.values()] == [[8, 16, 24, 32, 40]] * 2
+    assert all(len(set(values.values())) > 1 for values in wanted.values())
+    assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
+
+    for folder in (INSTALLED, tmp_path):
+        monkeypatch.syspath_prepend(str(folder))
+    wandb: Any = importlib.import_module("wandb.proto.wandb_internal_pb2")
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    logged: dict[str, dict[int, float]] = {}
+    for data in records_of_wandb(file.read_bytes()):
+        record = wandb.Record()
+        record.ParseFromString(data)
+        row = {(item.key or "/".join(item.nested_key)): item.value_json for item in record.history.item}
+        for name in wanted.keys() & row.keys():
+            logged.setdefault(name, {})[int(row["_step"])] = float(row[name])
+    assert logged == {name: pytest.approx(values) for name, values in wanted.items()}
+
+    (archive,) = tmp_path.glob("comet/*.zip")
+    sent: dict[str, dict[int, float]] = {}
+    with zipfile.ZipFile(archive) as opened:
+        for line in opened.read("messages.json").splitlines():
+            metric = json.loads(line)["payload"].get("metric")
+            if metric and metric["metricName"] in wanted:
+                sent.setdefault(metric["metricName"], {})[metric["step"]] = metric["metricValue"]
+    every_second = {name: {at: values[at] for at in (8, 24, 40)} for name, values in wanted.items()}
+    assert sent == {name: pytest.approx(values) for name, values in every_second.items()}
 
 
 def test_programs_as_they_are_published(tmp_path: Path) -> None:

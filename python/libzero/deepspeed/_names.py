@@ -184,6 +184,7 @@ MORE = {
     "monitor.config": "libzero.deepspeed.runtime._models",
     "monitor.csv_monitor": "libzero.deepspeed.monitor.monitor",
     "monitor.tensorboard": "libzero.deepspeed.monitor.monitor",
+    "monitor.utils": "libzero.deepspeed.monitor.monitor",
     "monitor.wandb": "libzero.deepspeed.monitor.monitor",
     "runtime.config": "libzero.deepspeed.runtime._config",
     "runtime.config_utils": "libzero.deepspeed.runtime._models",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
@@ -14,19 +15,59 @@ from libzero._native import Options
 from libzero.config import as_options
 from libzero.deepspeed._refuse import module_getattr
 
-__all__ = ["CometMonitor", "Monitor", "MonitorMaster", "TensorBoardMonitor", "WandbMonitor", "csvMonitor"]
+__all__ = [
+    "CometMonitor",
+    "EventsLogScheduler",
+    "Monitor",
+    "MonitorMaster",
+    "TensorBoardMonitor",
+    "WandbMonitor",
+    "check_comet_availability",
+    "check_tb_availability",
+    "check_wandb_availability",
+    "csvMonitor",
+]
 
 Event: TypeAlias = tuple[str, Any, int]
 
 SERVICES = {"wandb": "wandb", "comet": "comet_ml"}
 """Blocks of services, and the package that each needs."""
 
+_OLDEST_COMET = (3, 41, 0)
+
 
 def services(config: Mapping[str, Any]) -> list[str]:
-    """[local] The blocks of services that are enabled, and whose package is installed."""
+    """[local] The blocks of services that are enabled. ImportError where the package of one is not installed."""
     blocks = {name: config.get(name) for name in SERVICES}
     enabled = [name for name, block in blocks.items() if isinstance(block, Mapping) and block.get("enabled") is True]
-    return [name for name in enabled if importlib.util.find_spec(SERVICES[name]) is not None]
+    for name in enabled:
+        _require(name)
+    return enabled
+
+
+def _require(name: str) -> None:
+    package = SERVICES[name]
+    found = importlib.util.find_spec(package)
+    if found is None or found.loader is None or found.origin is None:  # a folder of runs may have the package's name
+        hint = f"Hint: pip install {package.replace('_', '-')}, or {name}.enabled false."
+        raise ImportError(f"[deepspeed] {name}.enabled: got true, and the package {package} is not installed. {hint}")
+
+
+def check_wandb_availability() -> None:
+    """[local] ImportError where the package wandb is not installed."""
+    _require("wandb")
+
+
+def check_comet_availability() -> None:
+    """[local] ImportError where the package comet_ml is not installed, or is older than 3.41.0."""
+    _require("comet")
+    version = importlib.import_module("comet_ml").__version__
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < _OLDEST_COMET:
+        raise ImportError(f"[deepspeed] comet: got comet_ml {version}, expected 3.41.0 or newer")
+
+
+def check_tb_availability() -> None:
+    """[local] Nothing is needed: the library writes the event files."""
 
 
 def _rank() -> int:
@@ -95,6 +136,7 @@ class WandbMonitor(Monitor):
 
     def __init__(self, wandb_config: Any) -> None:
         super().__init__(wandb_config)
+        check_wandb_availability()
         self._wandb = importlib.import_module("wandb")
         self.enabled = wandb_config.enabled
         self.group, self.team, self.project = wandb_config.group, wandb_config.team, wandb_config.project
@@ -111,15 +153,31 @@ class WandbMonitor(Monitor):
             self.log({tag: value}, step=samples)
 
 
+class EventsLogScheduler:
+    """Lets an event of a name through once in so many samples, the first one always."""
+
+    def __init__(self, samples_log_interval: int) -> None:
+        self._interval = samples_log_interval
+        self._last: dict[str, int] = {}
+
+    def needs_logging(self, name: str, current_sample: int) -> bool:
+        """[local] And counts from there."""
+        due = name not in self._last or current_sample - self._last[name] >= self._interval
+        if due:
+            self._last[name] = current_sample
+        return due
+
+
 class CometMonitor(Monitor):
     """An experiment of Comet; a tag is sent once in samples_log_interval samples. ImportError without comet_ml."""
 
     def __init__(self, comet_config: Any) -> None:
         super().__init__(comet_config)
+        check_comet_availability()
         comet = importlib.import_module("comet_ml")
         self.enabled, self.samples_log_interval = comet_config.enabled, comet_config.samples_log_interval
         self.experiment: Any = None
-        self._sent: dict[str, int] = {}
+        self._due = EventsLogScheduler(self.samples_log_interval)
         if self.enabled and _rank() == 0:
             names = ("api_key", "project", "workspace", "experiment_key", "mode", "online")
             self.experiment = comet.start(**{name: getattr(comet_config, name) for name in names})
@@ -129,8 +187,7 @@ class CometMonitor(Monitor):
     def write_events(self, event_list: Iterable[Event]) -> None:
         """See Monitor."""
         for tag, value, samples in event_list if self.experiment is not None else ():
-            if tag not in self._sent or samples - self._sent[tag] >= self.samples_log_interval:
-                self._sent[tag] = samples
+            if self._due.needs_logging(tag, samples):
                 self.experiment.__internal_api__log_metric__(name=tag, value=value, step=samples)
 
 
