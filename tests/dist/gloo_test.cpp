@@ -28,6 +28,7 @@
 #include "support/collective_checks.h"
 #include "support/folder.h"
 #include "support/fork_ranks.h"
+#include "support/nightly.h"
 #include "support/tcp_ranks.h"
 
 using namespace std::chrono_literals;
@@ -199,8 +200,10 @@ TEST(Gloo, NamesARankKilledAtAnyTime) {
 }
 
 TEST(Gloo, NamesAnAbsentRank) {
+  zero::test::OneIn part(2);
   for (const bool tcp : {false, true}) {
     for (const int absent : {0, 1, 2}) {
+      if (!part.take()) continue;
       const auto id = zero::test::fresh_run_id();
       const int port = tcp ? free_port() : 0;
       const auto statuses = run_processes(3, [&](int rank) {
@@ -237,7 +240,7 @@ TEST(Gloo, NamesALateRank) {
   for (const int absent : {0, 1}) {
     const auto id = zero::test::fresh_run_id();
     expect_all_well(
-        run_processes(3, [&](int rank) { zero::test::check_timeout(open(identity(rank, 3, id)), absent, 1000ms); }));
+        run_processes(3, [&](int rank) { zero::test::check_timeout(open(identity(rank, 3, id)), absent, 500ms); }));
   }
 }
 
@@ -251,7 +254,7 @@ TEST(Gloo, NamesAStoppedRank) {
       // A child process wakes it up again at the end of the test.
       const pid_t self = getpid();
       if (fork() == 0) {
-        std::this_thread::sleep_for(6s);
+        std::this_thread::sleep_for(3s);
         kill(self, SIGKILL);
         _exit(0);
       }

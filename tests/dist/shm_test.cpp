@@ -539,7 +539,7 @@ TEST(Shm, TellsOfAnAbort) {
 
 TEST(Shm, NamesALatePeer) {
   for (const int absent : {0, 1}) {
-    const auto ends = with_ranks(3, [&](const Comm& comm) { check_timeout(comm, absent, 1s); });
+    const auto ends = with_ranks(3, [&](const Comm& comm) { check_timeout(comm, absent, 500ms); });
     EXPECT_EQ(errors_of(ends), "");
   }
   // The error names the last operation of the late rank.

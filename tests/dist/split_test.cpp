@@ -405,10 +405,10 @@ TEST_P(Splits, ShareAFailure) {
       if (rank == 3) {
         std::this_thread::sleep_for(200ms);
         (in_group ? group : comm)->abort("the boiler burst");
-        std::this_thread::sleep_for(2s);
+        std::this_thread::sleep_for(1s);
         return;
       }
-      if (rank == 2) std::this_thread::sleep_for(3s);  // so that rank 0 waits for it
+      if (rank == 2) std::this_thread::sleep_for(1500ms);  // so that rank 0 waits for it
       try {
         require_named(3, "the boiler burst", By::Report, [&] { group->barrier(); });
         require_named(3, "the boiler burst", By::Report, [&] { comm->barrier(); });
@@ -434,8 +434,8 @@ TEST_P(Splits, TellOfALateRankByItsNumberInTheRun) {
     auto group = comm->split(rank % 2, 0);
     group->barrier();
     if (rank == 1) group->set_timeout(500ms);
-    if (rank == 3) std::this_thread::sleep_for(4s);
-    if (rank == 2) std::this_thread::sleep_for(3s);
+    if (rank == 3) std::this_thread::sleep_for(2s);
+    if (rank == 2) std::this_thread::sleep_for(1500ms);
     // c10d does not know which rank is late.
     const bool known = std::string(GetParam()) != "c10d";
     require_named(known ? 3 : -1, known ? "rank 3" : "no end within 500 ms", rank == 1 ? By::TimeLimit : By::Either,
