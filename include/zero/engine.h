@@ -45,11 +45,11 @@ class ZERO_API Engine {
   // recipe's compute dtype, but for those that libzero.keep_fp32 names, shards them if the stage does, and copies rank
   // 0's values to all ranks. The module is used as before. Throws on every rank, and leaves the model unchanged:
   // ConfigError if options, model and ranks do not fit together, IoError if an offload file cannot be created. A model
-  // belongs to one Engine at a time; destroy the first before constructing a second.
-  Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm);
-  // [collective] The same on the ranks of a mesh, which the program also uses, for example for its data. The mesh must
-  // have the sizes that `options` asks for. The constructor above makes one.
-  Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh);
+  // belongs to one Engine at a time. rule: the program's optimizer, equal on all ranks; null: the one of `options`.
+  Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm,
+         std::shared_ptr<UpdateRule> rule = nullptr);
+  // [collective] The same on the ranks of a mesh of the sizes that `options` asks for, which the program also uses.
+  Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh, std::shared_ptr<UpdateRule> rule = nullptr);
   ~Engine();  // [local] waits for this rank's delayed update
   Engine(Engine&&) noexcept;
   Engine(const Engine&) = delete;

@@ -16,6 +16,8 @@ class Module;
 }
 
 namespace zero {
+
+class UpdateRule;  // update_rule.h
 class Engine;
 namespace engine {
 class State;

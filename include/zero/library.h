@@ -19,5 +19,6 @@
 #include <zero/sp.h>
 #include <zero/tp.h>
 #include <zero/trace.h>
+#include <zero/update_rule.h>
 #include <zero/version.h>
 #include <zero/work.h>

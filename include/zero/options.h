@@ -58,6 +58,9 @@ class ZERO_API Options {
   // Notices, one line each: deprecated names, keys that have no effect here, clamped values.
   std::vector<std::string> notices() const;
 
+  // Whether the configuration or a setting gives this dotted key, be it its default.
+  bool is_set(std::string_view key) const;
+
   // A digest of all effective values. Ranks compare it at start-up.
   std::string digest() const;
   // All effective values as text, by dotted key; the input of digest().

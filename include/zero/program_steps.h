@@ -28,6 +28,16 @@ class ZERO_API ProgramSteps {
   // loss of scale(). Errors come out of that backward(). One that fails is a failed Engine::backward(). Not with tensor
   // parallelism. torch::autograd::grad() changes nothing.
   void accept_backward();
+  // [local] After accept_backward(), with gradient_accumulation_steps 1: a step that begins with a backward() of torch
+  // may have several, whose gradients add up until step(), as in torch. One that begins with Engine::backward() has
+  // one.
+  void add_up();
+  // [collective] Between the last backward() and step(): the norm of all gradients that step() will use, without the
+  // loss scale; -1 where it is not finite. The update is then clipped to max_norm, in place of gradient_clipping;
+  // infinity: not clipped. ConfigError for a negative max_norm.
+  double clip_grad_norm(double max_norm);
+  // [local] On all ranks: drops the gradients of the step so far. No effect if there are none.
+  void discard_gradients();
   // [local] Call for the outputs of a forward, after accept_backward(): the backward of `output` is known to be one
   // from its beginning, which reentrant checkpointing needs, and learns the order of units at stage 3.
   void follow(const at::Tensor& output);

@@ -306,6 +306,8 @@ std::map<std::string, std::string> Options::effective() const {
   return values;
 }
 
+bool Options::is_set(std::string_view key) const { return document_->is_set(std::string(key)); }
+
 std::string Options::digest() const {
   std::string all;
   for (const auto& [path, value] : effective()) all += path + "=" + value + "\n";

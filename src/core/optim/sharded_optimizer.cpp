@@ -13,19 +13,26 @@ namespace {
 
 using config::OptimizerType;
 
-std::vector<double> base_rates(const config::OptimizerSettings& optimizer,
-                               const std::vector<config::ParameterGroup>& groups) {
-  std::vector<double> rates{optimizer.lr};
-  for (const auto& group : groups) rates.push_back(group.lr.value_or(optimizer.lr));
+std::vector<double> base_rates(double lr, const std::vector<config::ParameterGroup>& groups) {
+  std::vector<double> rates{lr};
+  for (const auto& group : groups) rates.push_back(group.lr.value_or(lr));
   return rates;
 }
 
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, const config::ScheduleSettings& schedule,
-                                   const std::vector<config::ParameterGroup>& groups)
-    : settings_(optimizer), groups_{{"", optimizer.weight_decay}}, schedule_(schedule, base_rates(optimizer, groups)) {
-  if (settings_.type == OptimizerType::None)
+                                   const std::vector<config::ParameterGroup>& groups,
+                                   std::optional<ProgramRule> program)
+    : settings_(optimizer),
+      program_(std::move(program)),
+      groups_{{"", optimizer.weight_decay}},
+      schedule_(schedule, base_rates(program_ ? program_->lr : optimizer.lr, groups)) {
+  if (program_ && settings_.type != OptimizerType::None)
+    throw ConfigError(base::join("[Engine] got an optimizer of the program, ", program_->name,
+                                 ", and optimizer.type in the configuration, expected one of them. Hint: leave the "
+                                 "block optimizer out."));
+  if (!program_ && settings_.type == OptimizerType::None)
     throw ConfigError(
         "[ShardedOptimizer] got no optimizer type, expected Adam, AdamW, SGD, Adagrad or Lion. "
         "Hint: set optimizer.type in the configuration.");
@@ -59,7 +66,27 @@ kernels::Rule ShardedOptimizer::rule() const {
   return kernels::Rule::Sgd;
 }
 
+std::string ShardedOptimizer::name() const {
+  if (program_) return program_->name;
+  switch (settings_.type) {
+    case OptimizerType::Adam:
+      return "Adam";
+    case OptimizerType::AdamW:
+      return "AdamW";
+    case OptimizerType::Sgd:
+      return "SGD";
+    case OptimizerType::Adagrad:
+      return "Adagrad";
+    case OptimizerType::Lion:
+      return "Lion";
+    case OptimizerType::None:
+      break;
+  }
+  return "none";
+}
+
 int ShardedOptimizer::num_slots() const {
+  if (program_) return static_cast<int>(program_->slots.size());
   switch (rule()) {
     case kernels::Rule::AdamDecoupled:
     case kernels::Rule::AdamL2:
@@ -77,6 +104,7 @@ int ShardedOptimizer::num_slots() const {
 const char* ShardedOptimizer::slot_name(int slot) const {
   ZERO_CHECK(slot >= 0 && slot < num_slots(), "[ShardedOptimizer::slot_name] got ", slot, ", expected below ",
              num_slots());
+  if (program_) return program_->slots[static_cast<std::size_t>(slot)].c_str();
   switch (rule()) {
     case kernels::Rule::SgdMomentum:
       return "momentum_buffer";
@@ -92,7 +120,7 @@ const char* ShardedOptimizer::slot_name(int slot) const {
 }
 
 float ShardedOptimizer::slot_initial_value() const {
-  return rule() == kernels::Rule::Adagrad ? static_cast<float>(settings_.initial_accumulator_value) : 0.0f;
+  return !program_ && rule() == kernels::Rule::Adagrad ? static_cast<float>(settings_.initial_accumulator_value) : 0.0f;
 }
 
 int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vector<std::string>& aliases) const {
@@ -170,7 +198,8 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
 
 void ShardedOptimizer::begin_step() {
   constants_.clear();
-  for (int group = 0; group < num_parameter_groups(); ++group) constants_.push_back(constants_of(group, 0));
+  for (int group = 0; !program_ && group < num_parameter_groups(); ++group)
+    constants_.push_back(constants_of(group, 0));
   noted_.clear();  // of a step that failed
   in_step_ = true;
 }

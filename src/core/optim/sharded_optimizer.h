@@ -33,6 +33,13 @@ struct Span {
   std::int64_t missed_steps = 0;
 };
 
+// An update rule that the program brings: this class then keeps its groups, rates and counts, and has no arithmetic.
+struct ProgramRule {
+  std::string name;
+  std::vector<std::string> slots;
+  double lr = 0;  // in place of OptimizerSettings::lr
+};
+
 // Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All rules are element-wise: spans may
 // be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
 // operations] in update_simd.cpp). A step is
@@ -41,14 +48,17 @@ struct Span {
 class ShardedOptimizer {
  public:
   // Group i + 1 has the parameters that entry i of `groups` matches, group 0 all others. Throws ConfigError if there is
-  // no optimizer type, if the schedule's lists do not fit the groups, or if a group sets a learning rate that the
-  // schedule would override.
+  // no optimizer type and no `program`, or both, if the schedule's lists do not fit the groups, or if a group sets a
+  // learning rate that the schedule would override.
   ShardedOptimizer(const config::OptimizerSettings& optimizer, const config::ScheduleSettings& schedule,
-                   const std::vector<config::ParameterGroup>& groups);
+                   const std::vector<config::ParameterGroup>& groups,
+                   std::optional<ProgramRule> program = std::nullopt);
 
-  // Number of fp32 states per element besides the master: 0 to 2, all with the same initial value.
+  // "AdamW", or the name of the program's rule.
+  std::string name() const;
+  // Number of fp32 states per element besides the master, all with the same initial value: 0 to 2, or the program's.
   int num_slots() const;
-  // torch's names, used in checkpoints: "exp_avg", "exp_avg_sq", "momentum_buffer" or "sum".
+  // torch's names, used in checkpoints: "exp_avg", "exp_avg_sq", "momentum_buffer" or "sum"; or the program's.
   const char* slot_name(int slot) const;
   float slot_initial_value() const;
 
@@ -102,6 +112,7 @@ class ShardedOptimizer {
   kernels::Rule rule() const;
 
   config::OptimizerSettings settings_;
+  std::optional<ProgramRule> program_;
   std::vector<Group> groups_;
   std::vector<double> set_rates_;
   Schedule schedule_;

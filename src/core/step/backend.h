@@ -162,8 +162,8 @@ class ModelOps {
 };
 
 struct UpdateTarget {
-  View master, slots[2], param;  // param none: the master is the parameter
-  bool param_elsewhere = false;  // not the stored parameter: all of its range must be written
+  View master, slots[kMaxSlots], param;  // param none: the master is the parameter
+  bool param_elsewhere = false;          // not the stored parameter: all of its range must be written
 };
 
 class UpdateOps {

@@ -80,14 +80,15 @@ Dtype dtype_of(config::Precision precision) {
   return Dtype::F32;
 }
 
-RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation) {
+RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation,
+                   std::optional<int> num_slots) {
   const auto& zero = settings.zero;
   const auto& optimizer = zero.offload_optimizer;
   RunFacts run;
   run.topology = topology;
   run.sharding = ShardingPolicy::of(settings);
   run.precision = precision_of(settings, accumulation);
-  run.num_slots = slots_of(settings.optimizer);
+  run.num_slots = num_slots.value_or(slots_of(settings.optimizer));
   if (settings.optimizer.type == config::OptimizerType::Adagrad)
     run.slot_initial_value = static_cast<float>(settings.optimizer.initial_accumulator_value);
   run.accumulation = accumulation;

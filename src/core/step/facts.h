@@ -120,11 +120,13 @@ struct GroupFacts {
   bool in_file() const { return sharding.params && param_tier == Tier::File; }
 };
 
+inline constexpr int kMaxSlots = 8;  // optimizer states per element besides the master
+
 struct RunFacts {
   RunTopology topology;
   ShardingPolicy sharding;
   MixedPrecisionPolicy precision;  // of activations, and of groups whose parameters do not stay fp32
-  int num_slots = 2;               // fp32 optimizer states per element besides the master
+  int num_slots = 2;               // fp32 optimizer states per element besides the master: up to kMaxSlots
   float slot_initial_value = 0;    // of those states
   std::int64_t accumulation = 1;
   bool boundary_by_count = true;           // a step every `accumulation` micro-batches; false: when step() is called
@@ -157,8 +159,10 @@ struct RunFacts {
   }
 };
 
-// `accumulation`: micro-batches per step. `topology` needs no secondary_ranks.
-RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation);
+// `accumulation`: micro-batches per step. `topology` needs no secondary_ranks. num_slots: of the program's update rule;
+// unset: of the configuration's optimizer.
+RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation,
+                   std::optional<int> num_slots = std::nullopt);
 
 // Bytes of the snapshots that a rank keeps, without buffers and headers; 0 if it keeps none.
 std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& groups);

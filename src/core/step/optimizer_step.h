@@ -43,7 +43,7 @@ class OptimizerStep {
   };
   // Buffers that tiles use in turn.
   struct Slot {
-    View states[3], param;  // master and optimizer states; the new parameter
+    View states[1 + kMaxSlots], param;  // master and optimizer states; the new parameter
     Pending reads, writes, param_write;
   };
   void make_slots(std::int64_t numel, std::int64_t count);

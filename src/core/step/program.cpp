@@ -181,10 +181,10 @@ void StepProgram::end_backward() {
   drop_copies();
 }
 
-KeptGrads StepProgram::discard_micro_batch() {
+KeptGrads StepProgram::discard(bool everything) {
   c_.memory.open_blocks(false);
-  const bool copied = copied_.taken_passes > 0;
-  const bool all = accumulated_.micro_batches == 0 || (accumulated_.touched && !copied);
+  const bool copied = !everything && copied_.taken_passes > 0;
+  const bool all = everything || accumulated_.micro_batches == 0 || (accumulated_.touched && !copied);
   const auto kept = all ? KeptGrads::None : copied ? KeptGrads::Copy : KeptGrads::All;
   // Complete micro-batches are not touched: they may have been reduced for the update.
   if (std::exchange(in_pass_, false) || accumulated_.open || all)
@@ -197,6 +197,13 @@ KeptGrads StepProgram::discard_micro_batch() {
   if (!pending_) optimizer_->settle();  // drops prefetched tiles
   prefetcher_->end_pass();
   return kept;
+}
+
+double StepProgram::norm() {
+  ZERO_CHECK(at_boundary(), "[StepProgram::norm] called before the last micro-batch");
+  close_accumulation();
+  if (!accumulated_.squares) accumulated_.squares = sum_of_squares();
+  return outcome_of(*accumulated_.squares).norm;
 }
 
 void StepProgram::close_accumulation() {
@@ -236,15 +243,18 @@ StepOutcome StepProgram::step() {
   close_accumulation();
   const double scale = scaler_.scale();
   const bool delay = delays();
-  step::NormRequest request{{}, scale, facts_.clip, facts_.postmultiply, facts_.checks_overflow};
+  const double clip = accumulated_.clip.value_or(facts_.clip);
+  const auto squares = accumulated_.squares;
+  step::NormRequest request{{}, scale, clip, facts_.postmultiply, facts_.checks_overflow};
   for (const auto* group : reduce_order_) request.groups.push_back(group->index);
   // Where the norm is in the GPU's memory, the update is enqueued before the host knows it.
-  const bool enqueued = facts_.updates_together && !delay && !pending_ && c_.backend.tensors.begin_norm(request);
+  const bool enqueued =
+      facts_.updates_together && !delay && !pending_ && !squares && c_.backend.tensors.begin_norm(request);
   if (enqueued) {
     begin_apply(std::nullopt);
     apply();
   }
-  auto outcome = outcome_of(enqueued ? c_.backend.tensors.end_norm() : sum_of_squares());
+  auto outcome = outcome_of(enqueued ? c_.backend.tensors.end_norm() : squares ? *squares : sum_of_squares());
   if (enqueued) c_.backend.optimizer.end_update(!outcome.overflow);
   outcome.give_up = scaler_.update(outcome.overflow);
   ++step_;
@@ -253,7 +263,7 @@ StepOutcome StepProgram::step() {
   if (outcome.give_up) return outcome;
   if (!outcome.overflow) {
     if (!enqueued) {
-      begin_apply(optim::gradient_factor(scale, outcome.norm, facts_.clip, facts_.postmultiply));
+      begin_apply(optim::gradient_factor(scale, outcome.norm, clip, facts_.postmultiply));
       if (delay) {
         pending_ = true;
         c_.backend.optimizer.run_async([this] { optimizer_->run(OptimizerStep::To::PendingParams, [](Group&) {}); });

@@ -37,6 +37,7 @@ struct Accumulation {
   bool open = false;                                             // the last micro-batch has not ended
   bool touched = false;                                          // it has had a gradient
   bool closed = false;                                           // see close_accumulation()
+  std::optional<double> squares, clip;                           // see norm() and clip()
 };
 
 // Not thread-safe, except begin_use() and end_use().
@@ -80,10 +81,19 @@ class StepProgram {
   // Between micro-batches: reduces the accumulated gradients for the update, where their number is not known before
   // step(). Only step() may follow. No effect otherwise, and when called again.
   void close_accumulation();
+  // [collective] At a boundary, before step(): the norm that step() will find, without the loss scale; -1 when it is
+  // not finite. step() does not compute it again.
+  double norm();
+  // Call after a gradient of the step was replaced.
+  void forget_norm() { accumulated_.squares.reset(); }
+  // The maximum norm of this step's update, in place of RunFacts::clip.
+  void clip(double max_norm) { accumulated_.clip = max_norm; }
+  // Discards all micro-batches of the step.
+  void discard_gradients() { discard(/*everything=*/true); }
   // Discards the current micro-batch, also during a failed backward; those that are complete remain. If it has already
   // been added to the previous micro-batches, these are discarded too unless a copy exists. Returns what remains of
   // them.
-  KeptGrads discard_micro_batch();
+  KeptGrads discard_micro_batch() { return discard(/*everything=*/false); }
   // Call between passes: whether a member (group, index) is trained; within a step only true. Others are not awaited in
   // backward and count as zeros.
   void set_active(int group, int member, bool active);
@@ -127,6 +137,7 @@ class StepProgram {
   void serve_blocks();
   void reduce_ready();
   void finish_reductions(std::size_t most_in_flight);
+  KeptGrads discard(bool everything);
   StepOutcome outcome_of(double total) const;
   double sum_of_squares();
   void begin_apply(std::optional<float> factor);

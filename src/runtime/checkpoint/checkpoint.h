@@ -51,7 +51,6 @@ bool is_shared(const std::vector<std::string>& hashes, std::size_t buffer);
 formats::Manifest manifest_of(engine::State& state);
 // "F32"; throws ConfigError that names `name` for an unsupported dtype.
 std::string file_dtype(at::ScalarType type, const std::string& name);
-std::string optimizer_name(config::OptimizerType type);
 
 inline bool is_slot(const std::string& kind) { return kind.starts_with("opt."); }  // a state of the optimizer
 inline constexpr const char* kBuffer = "buffer";

@@ -48,24 +48,6 @@ std::string file_dtype(at::ScalarType type, const std::string& name) {
                                ", which checkpoints cannot hold. Hint: use a float, integer or bool tensor."));
 }
 
-std::string optimizer_name(config::OptimizerType type) {
-  switch (type) {
-    case config::OptimizerType::Adam:
-      return "Adam";
-    case config::OptimizerType::AdamW:
-      return "AdamW";
-    case config::OptimizerType::Sgd:
-      return "SGD";
-    case config::OptimizerType::Adagrad:
-      return "Adagrad";
-    case config::OptimizerType::Lion:
-      return "Lion";
-    case config::OptimizerType::None:
-      break;
-  }
-  return "none";
-}
-
 std::vector<std::vector<formats::Box>> slices_of(const engine::ModelParameter& member) {
   std::vector<std::vector<formats::Box>> slices;
   if (!member.is_cut()) return slices;
@@ -196,7 +178,7 @@ formats::Manifest manifest_of(engine::State& state) {
   m.micro_batch = plan.batch.micro;
   m.accumulation = plan.batch.accumulation;
   m.global_batch = plan.batch.train;
-  m.optimizer = optimizer_name(settings.optimizer.type);
+  m.optimizer = state.parts.optimizer->name();
   for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
   m.loss_scale = counters.scaler.scale;
   m.hysteresis = counters.scaler.hysteresis;

@@ -124,7 +124,7 @@ void require_resumable(const formats::Manifest& manifest, const std::string& lab
 }
 
 void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
-  const auto optimizer = optimizer_name(state.job.settings.optimizer.type);
+  const auto optimizer = state.parts.optimizer->name();
   std::vector<std::string> slots;
   for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) slots.emplace_back(state.parts.optimizer->slot_name(k));
   if (manifest.optimizer != optimizer && manifest.slots != slots)
@@ -246,7 +246,7 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   if (manifest.global_batch > 0 && manifest.global_batch != batch)
     notice(base::join("was trained with ", manifest.global_batch, " samples a step, this run has ", batch,
                       "; schedules continue by steps"));
-  if (const auto optimizer = optimizer_name(state.job.settings.optimizer.type); manifest.optimizer != optimizer)
+  if (const auto optimizer = state.parts.optimizer->name(); manifest.optimizer != optimizer)
     notice("was trained with " + manifest.optimizer + ", this run has " + optimizer + ", which has the same states");
   const auto parameter = file_dtype(engine::scalar_type(state.parts.plan.run.precision.param), "parameters");
   if (manifest.parameter_dtype != parameter)

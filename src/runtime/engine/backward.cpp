@@ -21,12 +21,14 @@
 namespace zero::engine {
 
 void Backward::run(const at::Tensor& loss, const BackwardOptions& options) {
+  choose_counting(/*by_program=*/false);
   p_.relay.keeping([&] { checks_.before_backward(loss, options); });
   const torch_hooks::NormalMode normal;
   guarded([&] { run_pass(loss, options); });
 }
 
 void Backward::begin_program_pass(const BackwardOptions& options) {
+  choose_counting(/*by_program=*/true);
   p_.relay.keeping([&] { checks_.before_pass(options); });
   const torch_hooks::NormalMode normal;
   guarded([&] { begin_pass(at::Tensor(), options); });
@@ -343,6 +345,22 @@ void Backward::drop_micro_batch() {
   if (p_.activations) p_.activations->end_backward();
   p_.trace.end_phase();
   observe::status_page().set_phase(observe::StatusPhase::Idle);
+}
+
+void Backward::discard_gradients() {
+  p_.relay.keeping([&] {
+    checks_.require_usable("discard_gradients");
+    if (p_.progress.scopes.any())
+      throw ConfigError(p_.where("discard_gradients") + "called inside a scope of gathered_parameters");
+    p_.program->discard_gradients();
+    p_.progress.backward_since_step = false;
+  });
+}
+
+void Backward::choose_counting(bool by_program) {
+  const auto& accumulated = p_.accumulated();
+  if (!p_.progress.adds_up || accumulated.micro_batches > 0 || accumulated.open) return;
+  p_.program->count_micro_batches(!by_program);
 }
 
 std::int64_t Backward::discard_micro_batch() {

@@ -25,6 +25,11 @@ class Backward {
   void end_program_pass(const BackwardOptions& options);
   void fail_program_pass() noexcept;
   std::int64_t discard_micro_batch();
+  // [local] Drops the gradients of all micro-batches of the step.
+  void discard_gradients();
+  // Before a pass, in a run with one micro-batch a step: by_program: several passes of loss.backward() add up until
+  // step(). No effect within a step.
+  void choose_counting(bool by_program);
   // Whether this rank's losses of the step, or of the last one, are finite. Waits for them.
   bool losses_are_finite() const;
   void on_gradient(int group, int member);

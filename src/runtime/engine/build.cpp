@@ -20,6 +20,7 @@
 #include "engine/dtypes.h"
 #include "engine/model_buffers.h"
 #include "engine/rank_agreement.h"
+#include "engine/rule_update.h"
 #include "gpu/plugin.h"
 #include "observe/status_page.h"
 #include "parallel/mesh_degrees.h"
@@ -131,8 +132,10 @@ Found look_at(const Job& job) {
   check_mesh(job);
   Found found;
   found.batch = config::resolve_batch(job.options, comm.size());
-  found.optimizer =
-      std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule, settings.parameter_groups);
+  std::optional<optim::ProgramRule> rule;
+  if (job.rule) rule = describe(*job.rule);
+  found.optimizer = std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule,
+                                                              settings.parameter_groups, std::move(rule));
   found.scaler = std::make_unique<optim::LossScaler>(settings);
   check_secondary_shards(job);
   check_quantization(job);
@@ -171,7 +174,7 @@ step::RunFacts make_facts(const Job& job, const Found& found, const RankGroups& 
                              .rank = group->rank(),
                              .peer_reads = found.device.is_cpu() && group->reads_in_place(),
                              .quantizes = found.device.is_cpu() && group->quantizes()});
-  auto run = step::run_facts(job.settings, topology, found.batch.accumulation);
+  auto run = step::run_facts(job.settings, topology, found.batch.accumulation, found.optimizer->num_slots());
   run.keeps_snapshots &= base::kept_memory().fd >= 0;
   return run;
 }
@@ -188,12 +191,21 @@ std::string text_of(const sharding::ParameterCut& cut) {
   return text;
 }
 
+// "RMSprop, with the states square_avg"
+std::string states_text(const optim::ShardedOptimizer& optimizer) {
+  auto text = optimizer.name();
+  for (int slot = 0; slot < optimizer.num_slots(); ++slot)
+    text += base::join(slot == 0 ? ", with the states " : ", ", optimizer.slot_name(slot));
+  return text;
+}
+
 void check_agreement(const Job& job, const Found& found) {
   if (job.comm->size() == 1) return;
   std::string configuration, layout;
   for (const auto& [key, value] : job.options.effective()) configuration += key + " = " + value + "\n";
   for (const char* name : {"ZERO_TRACE", "ZERO_TRACE_STEPS"})
     if (const char* value = std::getenv(name)) configuration += base::join("environment ", name, " = ", value, "\n");
+  if (job.rule) configuration += "optimizer of the program = " + states_text(*found.optimizer) + "\n";
   for (const auto& unit : found.units) {
     layout += "unit " + unit.name + "\n";
     for (const auto i : unit.parameters) {
@@ -319,7 +331,7 @@ Parts build(const Job& job, ErrorRelay& relay) {
     tiers = std::make_unique<const TierPlan>(job, run, sized(found, run));
     return "";
   });
-  run.updates_together = !tiers->offloads() && kernels_for(found.device) != nullptr;
+  run.updates_together = !job.rule && !tiers->offloads() && kernels_for(found.device) != nullptr;
   RunPlan plan{found.batch, found.device, std::move(run), std::move(tiers), {}};
   std::copy_if(found.parameters.begin(), found.parameters.end(), std::back_inserter(plan.remote),
                [](const ModelParameter& parameter) { return !parameter.here; });

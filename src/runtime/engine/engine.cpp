@@ -23,11 +23,13 @@ void end_unless_forked(engine::State* state, pid_t maker) {
 
 }  // namespace
 
-Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm)
-    : state_(new engine::State(std::move(model.module), std::move(options), std::move(comm)),
+Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Communicator> comm,
+               std::shared_ptr<UpdateRule> rule)
+    : state_(new engine::State(std::move(model.module), std::move(options), std::move(comm), nullptr, std::move(rule)),
              [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
-Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh)
-    : state_(new engine::State(std::move(model.module), std::move(options), mesh ? mesh->world() : nullptr, mesh),
+Engine::Engine(ModuleHandle model, Options options, std::shared_ptr<Mesh> mesh, std::shared_ptr<UpdateRule> rule)
+    : state_(new engine::State(std::move(model.module), std::move(options), mesh ? mesh->world() : nullptr, mesh,
+                               std::move(rule)),
              [maker = ::getpid()](engine::State* state) { end_unless_forked(state, maker); }) {}
 Engine::~Engine() = default;
 Engine::Engine(Engine&&) noexcept = default;
@@ -133,6 +135,9 @@ GatheredParameters::~GatheredParameters() {
 ProgramSteps::ProgramSteps(Engine& engine) : state_(engine.state_) {}
 ProgramSteps::~ProgramSteps() = default;
 void ProgramSteps::accept_backward() { state_->program_pass.accept(); }
+void ProgramSteps::add_up() { state_->parts.progress.adds_up = state_->parts.plan.batch.accumulation == 1; }
+double ProgramSteps::clip_grad_norm(double max_norm) { return state_->stepper.clip_grad_norm(max_norm); }
+void ProgramSteps::discard_gradients() { state_->backward.discard_gradients(); }
 void ProgramSteps::follow(const at::Tensor& output) { state_->program_pass.follow(output); }
 at::Tensor ProgramSteps::scale(const at::Tensor& loss) { return state_->program_pass.scale(loss); }
 void ProgramSteps::count_micro_batches(bool counts) {

@@ -8,9 +8,10 @@ namespace zero::engine {
 namespace {
 
 constexpr const char* kHint =
-    "Hint: from backward() to step() gradients are the Engine's: engine.gradient(name) reads one, gradient_clipping "
-    "clips them, a hook on the parameter changes them while backward runs; call engine.backward(loss) instead of "
-    "loss.backward().";
+    "Hint: from backward() to step() gradients are the Engine's: engine.gradient(name) reads one, gradient_clipping, "
+    "or "
+    "in Python engine.clip_grad_norm_(), clips them, a hook on the parameter changes them while backward runs; call "
+    "engine.backward(loss) instead of loss.backward().";
 
 }  // namespace
 

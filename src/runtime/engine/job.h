@@ -7,6 +7,7 @@
 
 #include <zero/engine.h>
 #include <zero/mesh.h>
+#include <zero/update_rule.h>
 
 #include "base/check.h"
 #include "comm/group.h"
@@ -14,15 +15,16 @@
 namespace zero::engine {
 
 struct Job {
-  // mesh: null: the Engine makes one of `communicator`.
+  // mesh: null: the Engine makes one of `communicator`. rule: null: the configuration's optimizer.
   Job(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> communicator,
-      std::shared_ptr<Mesh> mesh)
+      std::shared_ptr<Mesh> mesh, std::shared_ptr<UpdateRule> rule)
       : model(std::move(model)),
         options(std::move(options)),
         settings(this->options.settings()),
         communicator(communicator ? std::move(communicator) : throw ConfigError("[Engine] got no communicator")),
         comm(comm::group_of(*this->communicator)),
-        mesh(std::move(mesh)) {}
+        mesh(std::move(mesh)),
+        rule(std::move(rule)) {}
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
@@ -37,6 +39,7 @@ struct Job {
   const std::shared_ptr<Communicator> communicator;
   const std::shared_ptr<comm::Group> comm;  // the group of `communicator`: all ranks of the run
   const std::shared_ptr<Mesh> mesh;
+  const std::shared_ptr<UpdateRule> rule;
 };
 
 }  // namespace zero::engine

@@ -298,6 +298,7 @@ ParameterGradients::Place ParameterGradients::agreed(const char* call, const std
     return found->located.name + "\n";
   });
   p_.relay.reporting([&] { p_.program->close_accumulation(); });
+  p_.program->forget_norm();
   return *place;
 }
 

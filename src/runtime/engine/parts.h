@@ -45,6 +45,7 @@ struct Progress {
   std::string failed;  // error of a failed backward, until discard_micro_batch()
   std::atomic<bool> in_forward{false}, in_backward{false};
   bool backward_since_step = false;
+  bool adds_up = false;  // see ProgramSteps::add_up()
   std::int64_t skipped_steps = 0;
   std::int64_t global_samples = 0;  // of all ranks in all attempted steps
   bool worth_keeping = false;       // a load, an import or the program has set states

@@ -49,8 +49,9 @@ void abandon_model(const Parts& parts) noexcept {
 }  // namespace
 
 State::State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
-             std::shared_ptr<Mesh> mesh)
-    : job(std::move(model), std::move(options), std::move(comm), std::move(mesh)), parts(build(job, relay)) {
+             std::shared_ptr<Mesh> mesh, std::shared_ptr<UpdateRule> rule)
+    : job(std::move(model), std::move(options), std::move(comm), std::move(mesh), std::move(rule)),
+      parts(build(job, relay)) {
   relay.reporting([&] {
     trace.start_of_environment();
     if (job.comm->size() > 1) job.comm->barrier();  // if one rank's budget refuses, all ranks throw

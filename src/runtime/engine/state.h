@@ -15,7 +15,7 @@ namespace zero::engine {
 class State {
  public:
   State(std::shared_ptr<torch::nn::Module> model, Options options, std::shared_ptr<Communicator> comm,
-        std::shared_ptr<Mesh> mesh = nullptr);
+        std::shared_ptr<Mesh> mesh = nullptr, std::shared_ptr<UpdateRule> rule = nullptr);
   ~State();
   State(const State&) = delete;
   State& operator=(const State&) = delete;

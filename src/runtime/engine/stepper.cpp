@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <xxhash.h>
 
+#include <limits>
+
 #include "base/check.h"
 #include "base/gathered_values.h"
 #include "engine/parameter_access.h"
@@ -96,6 +98,24 @@ StepResult Stepper::step() {
   });
 }
 
+double Stepper::clip_grad_norm(double max_norm) {
+  p_.relay.keeping([&] {
+    checks_.before_step();
+    const auto where = p_.where("clip_grad_norm");
+    if (!(max_norm >= 0)) throw ConfigError(where + base::join("got ", max_norm, ", expected 0 or more"));
+    if (!p_.program->at_boundary() && !p_.accumulated().open)
+      throw ConfigError(where + base::join("called after ", p_.accumulated().micro_batches, " of ",
+                                           p_.plan.batch.accumulation,
+                                           " micro-batches, expected between the last backward() and step()"));
+  });
+  return p_.relay.reporting([&] {
+    if (p_.accumulated().open) backward_.close_micro_batch();
+    // A maximum of 0 would be no clipping: the smallest number sets gradients to zero.
+    p_.program->clip(std::max(max_norm, std::numeric_limits<double>::min()));
+    return p_.program->norm();
+  });
+}
+
 // --- the norm ---------------------------------------------------------------------------------
 
 namespace {
@@ -127,6 +147,7 @@ std::uint64_t Stepper::hash_of_choices() const {
   auto text = active_on(p_.binding(), 0);
   const auto& rates = p_.optimizer->set_rates();
   text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  if (p_.job.rule) text += base::join(" ", p_.job.rule->choices());
   return XXH3_64bits(text.data(), text.size());
 }
 
@@ -152,8 +173,9 @@ void Stepper::check_choices(const std::vector<DeviceNorm::Part>& parts) const {
   for (std::size_t rank = 1; rank < parts.size(); ++rank)
     if (parts[rank].tag != parts[0].tag) different += base::join(different.empty() ? "" : ", ", rank);
   if (!different.empty())
-    throw ConfigError(p_.where("step") +
-                      "got other frozen parameters, or other rates of set_lr(), on rank 0 than on rank " + different +
+    throw ConfigError(p_.where("step") + "got other frozen parameters, or other rates of set_lr()" +
+                      (p_.job.rule ? ", or other numbers of the program's optimizer" : "") +
+                      ", on rank 0 than on rank " + different +
                       ". Hint: call requires_grad_() and set_lr() in the same way on every rank.");
 }
 

@@ -11,6 +11,8 @@ class Stepper {
   Stepper(Parts& parts, const Checks& checks, Backward& backward, ForwardListener& listener);
 
   StepResult step();
+  // As ProgramSteps::clip_grad_norm().
+  double clip_grad_norm(double max_norm);
   // Completes a pending delayed update. Collective, between steps.
   void flush();
   // Before states are replaced: drops a pending delayed update and prefetched tiles.

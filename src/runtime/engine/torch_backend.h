@@ -15,13 +15,13 @@ struct TorchBackend {
   TorchBackend(std::shared_ptr<EngineMemory> memory, const step::RunFacts& run,
                const std::vector<step::GroupFacts>& groups, std::vector<TorchComm::Ranks> axes,
                std::vector<std::vector<ModelParameter>> members, optim::ShardedOptimizer& optimizer,
-               std::vector<std::vector<int>> parameter_groups, observe::Trace& trace)
+               std::shared_ptr<UpdateRule> rule, std::vector<std::vector<int>> parameter_groups, observe::Trace& trace)
       : buffers(memory->buffers),
         lanes(buffers.setup().device),
         tensors(buffers, lanes, groups),
         comm(std::move(axes), groups, buffers, tensors, lanes),
         binding(std::move(memory), groups, std::move(members), trace),
-        update(optimizer, binding, buffers, run, std::move(parameter_groups), trace),
+        update(optimizer, std::move(rule), binding, buffers, run, std::move(parameter_groups), trace),
         observer(trace, groups) {}
   step::Backend ops() { return {buffers, comm, tensors, binding, update}; }
 

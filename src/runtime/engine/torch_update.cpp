@@ -14,10 +14,15 @@
 
 namespace zero::engine {
 
-TorchUpdate::TorchUpdate(optim::ShardedOptimizer& optimizer, ModelBinding& binding, TorchBuffers& buffers,
-                         const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups,
-                         observe::Trace& trace)
-    : optimizer_(optimizer), binding_(binding), buffers_(buffers), run_(run), trace_(trace) {
+TorchUpdate::TorchUpdate(optim::ShardedOptimizer& optimizer, std::shared_ptr<UpdateRule> rule, ModelBinding& binding,
+                         TorchBuffers& buffers, const step::RunFacts& run,
+                         std::vector<std::vector<int>> parameter_groups, observe::Trace& trace)
+    : optimizer_(optimizer),
+      binding_(binding),
+      buffers_(buffers),
+      run_(run),
+      trace_(trace),
+      rule_(rule ? std::make_unique<RuleUpdate>(std::move(rule), optimizer, binding, buffers, run) : nullptr) {
   for (auto& groups : parameter_groups) runs_.emplace_back(std::move(groups));
   for (int g = 0; g < static_cast<int>(runs_.size()); ++g) cut_runs(g);
 }
@@ -46,11 +51,13 @@ void TorchUpdate::begin_update(std::optional<float> factor) {
   factor_ = factor;
   if (factor_) count_missed(runs_, binding_);
   optimizer_.begin_step();
+  if (rule_) rule_->begin(factor_.value());
 }
 
 void TorchUpdate::end_update(bool applied) {
   if (!applied) return optimizer_.cancel_step();
   if (!factor_) count_missed(runs_, binding_);
+  if (rule_) rule_->end();
   optimizer_.end_step();
 }
 
@@ -81,6 +88,7 @@ void TorchUpdate::complete_updates() {
 void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,
                          step::View grads) {
   auto& bound = binding_.group(group);
+  if (rule_) return rule_->update(bound, group, runs(group), begin, numel, target, grads);
   const auto& facts = bound.facts;
   const auto end = begin + numel;
   optim::Span whole{};

@@ -6,17 +6,18 @@
 #include <vector>
 
 #include "base/executor.h"
-#include "engine/model_binding.h"
-#include "engine/update_runs.h"
+#include "engine/rule_update.h"
 #include "optim/sharded_optimizer.h"
 
 namespace zero::engine {
 
 class TorchUpdate final : public step::UpdateOps {
  public:
-  // All references must outlive it. parameter_groups: of the optimizer, by group and member.
-  TorchUpdate(optim::ShardedOptimizer& optimizer, ModelBinding& binding, TorchBuffers& buffers,
-              const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups, observe::Trace& trace);
+  // All references must outlive it. parameter_groups: of the optimizer, by group and member. rule: the program's; null:
+  // the optimizer has its own.
+  TorchUpdate(optim::ShardedOptimizer& optimizer, std::shared_ptr<UpdateRule> rule, ModelBinding& binding,
+              TorchBuffers& buffers, const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups,
+              observe::Trace& trace);
 
   void begin_update(std::optional<float> factor) override;
   void end_update(bool applied) override;
@@ -41,7 +42,8 @@ class TorchUpdate final : public step::UpdateOps {
   TorchBuffers& buffers_;
   const step::RunFacts& run_;
   observe::Trace& trace_;
-  std::vector<UpdateRuns> runs_;  // by group
+  std::vector<UpdateRuns> runs_;            // by group
+  const std::unique_ptr<RuleUpdate> rule_;  // null: the optimizer's rule is built in
   std::optional<float> factor_;
   std::vector<at::Tensor> zeros_;       // in place of missing gradients, until complete_updates()
   std::shared_future<void> async_job_;  // the last job; its error is rethrown until the next begins

@@ -1,0 +1,11 @@
+// Which rank updates a parameter that cannot be divided.
+#pragma once
+#include <vector>
+
+namespace zero::optim {
+
+// A rank for each cost: the largest first, to the rank that has the least so far; of equal ones the first. No rank has
+// more than the mean and the largest cost. The same on all ranks.
+std::vector<int> deal_owners(const std::vector<double>& costs, int ranks);
+
+}  // namespace zero::optim
