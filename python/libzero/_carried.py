@@ -78,9 +78,17 @@ class Carried:
     extra: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """By key, the different values: {"value": encoded, "ranks": those that have it}."""
     world: int = 1
+    rules: list[str] = field(default_factory=list)
+    """What ranks have of a program's optimizer, encoded: ClientRule.kept()."""
 
     @classmethod
-    def of(cls, user_state: Any, groups: list[dict[str, Any]], by_rank: Sequence[Mapping[str, str]]) -> Carried:
+    def of(
+        cls,
+        user_state: Any,
+        groups: list[dict[str, Any]],
+        by_rank: Sequence[Mapping[str, str]],
+        rules: Sequence[str] = (),
+    ) -> Carried:
         """by_rank: what extra_states() gave on each rank; empty where no module has any."""
         extra: dict[str, list[dict[str, Any]]] = {}
         for rank, states in enumerate(by_rank):
@@ -91,14 +99,17 @@ class Carried:
                     values.append({"value": value, "ranks": [rank]})
                 else:
                     same["ranks"].append(rank)
-        return cls(user_state, groups if any(groups) else [], extra, len(by_rank) or 1)
+        return cls(user_state, groups if any(groups) else [], extra, len(by_rank) or 1, list(rules))
 
     @property
     def text(self) -> str:
         """The user state alone where there is nothing else, so that programs in other languages read it as it is."""
         state = self.user_state
-        if self.groups or self.extra or (isinstance(state, dict) and _MARK in state):
-            state = {_MARK: {"groups": self.groups, "extra": self.extra, "world": self.world}, "user_state": state}
+        if self.groups or self.extra or self.rules or (isinstance(state, dict) and _MARK in state):
+            parts = {"groups": self.groups, "extra": self.extra, "world": self.world}
+            if self.rules:
+                parts["rules"] = self.rules
+            state = {_MARK: parts, "user_state": state}
         return "" if state is None else json.dumps(state)
 
     @classmethod
@@ -108,7 +119,7 @@ class Carried:
         if not (isinstance(state, dict) and set(state) == {_MARK, "user_state"}):
             return cls(state)
         parts = state[_MARK]
-        return cls(state["user_state"], parts["groups"], parts["extra"], parts["world"])
+        return cls(state["user_state"], parts["groups"], parts["extra"], parts["world"], parts.get("rules", []))
 
     def extra_of(self, rank: int) -> dict[str, Any]:
         """This rank's extra states by key. At another number of ranks W: those of rank % W, else the first that has."""

@@ -6,6 +6,7 @@ import atexit
 import copy
 import json
 import logging
+import math
 import os
 import re
 import sys
@@ -20,15 +21,18 @@ import torch
 from torch.utils._pytree import tree_map
 
 from libzero import _native
-from libzero._carried import Carried, extra_states, modules_with_extra_state
+from libzero._model import compiled_from, exact_pattern
+from libzero._carried import Carried, decoded, encoded, extra_states, modules_with_extra_state
 from libzero._native import Options
 from libzero.config import Config, as_options
+from libzero._updates import Updates, client_updates
 from libzero.communicator import Communicator, default_communicator
 from libzero.errors import ConfigError
 from libzero.memory import Memory
 from libzero.mesh import Mesh
 from libzero.moe import MoE
-from libzero.optimizer import Optimizer
+from libzero.optimizer import Optimizer, ProgramOptimizer, same_object
+from libzero.optimizers import ClientRule, Make
 
 __all__ = ["Engine", "ExportReport", "ImportReport", "StepResult", "TraceSummary", "build"]
 
@@ -115,9 +119,15 @@ def build(make: Callable[[], M], config: Config | None = None, device: torch.dev
 
 def _refuse_copy(*_: object) -> NoReturn:
     raise ConfigError(
-        "[Engine] cannot copy or pickle a parameter: it belongs to an engine. Hint: engine.state_dict(), "
-        "engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
+        "[Engine] cannot copy or pickle a parameter: it belongs to an engine. Hint: engine.unsharded_copy(), "
+        "engine.state_dict(), engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
     )
+
+
+def _copied(p: torch.nn.Parameter) -> torch.nn.Parameter:
+    """[local] One that belongs to no engine."""
+    made = torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+    return made
 
 
 def engine_of(parameter: torch.Tensor) -> Engine | None:
@@ -142,22 +152,6 @@ def copied_state(
         if id(value) not in copies:
             copies[id(value)] = tree_map(copied, value)
     return {name: copies[id(value)] for name, value in state.items()}
-
-
-def exact_pattern(name: str) -> str:
-    """[local] The pattern that matches this name alone: keys of a ModuleDict may contain * and ?."""
-    return re.sub(r"[*?\\]", r"\\\g<0>", name)
-
-
-def compiled_from(model: torch.nn.Module) -> torch.nn.Module:
-    """[local] The module that torch.compile wrapped, else the model itself.
-
-    Not by getattr(): a module that wraps another often passes its attributes on.
-    """
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
-        return model.__dict__["_modules"]["_orig_mod"]  # type: ignore[no-any-return]
-    return model
 
 
 def _sizes_of(model: torch.nn.Module) -> dict[str, torch.Size]:
@@ -194,6 +188,20 @@ class Engine:
     mesh: Mesh.of(config, comm), where the program uses it before; instead of comm.
     units: modules that are unsharded as one unit: module classes (all their instances) or names of modules. Default:
         the entries of the outermost ModuleList and Sequential.
+    optimizer: any optimizer of the program over model.parameters() (docs/optimizers.md), or a function that makes it of
+        the trained parameters; in place of the configuration's. Its groups, and schedulers of torch over it, drive the
+        updates. It must not have stepped. Its own step() and zero_grad(), and loss.backward(), are then the engine's,
+        so that a loop of torch runs as it is:
+
+            loss = model(x)
+            loss.backward()
+            engine.clip_grad_norm_(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        With gradient_accumulation_steps 1 several backward() before a step() add up. gradient_clipping is 0 unless the
+        configuration sets it.
+    rule: what libzero.deepspeed has made of a program's optimizer.
     """
 
     def __init__(
@@ -204,16 +212,25 @@ class Engine:
         comm: Communicator | None = None,
         mesh: Mesh | None = None,
         units: Iterable[str | type[torch.nn.Module]] | None = None,
+        optimizer: torch.optim.Optimizer | Make | None = None,
+        rule: ClientRule | None = None,
     ) -> None:
         # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
         self._original: torch.nn.Module = compiled_from(model)
-        settings = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
+        settings: dict[str, Any] = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
+        updates: Updates | None = None
+        if optimizer is not None:
+            updates = _updates_of(optimizer, self._original)
+            settings.update(_settings_of(updates, config))
+            rule = updates.rule
         options = as_options(config, settings)
         if mesh is not None and comm is not None:
             raise ConfigError("[Engine] got comm and mesh, expected one of them. Hint: the mesh has its Communicator.")
         self.comm = mesh.world if mesh is not None else default_communicator() if comm is None else comm
         self._sizes = _sizes_of(self._original)  # before they are cut
-        self._native = _native.Engine(self._original, options, self.comm, None if mesh is None else mesh._native)
+        native_mesh = None if mesh is None else mesh._native
+        self._native = _native.Engine(self._original, options, self.comm, native_mesh, rule)
+        self._rule = rule
         self._divided = _divided_experts(self._original)
         self._has_extra = bool(modules_with_extra_state(self._original))
         if self._divided:  # ranks have different experts
@@ -222,8 +239,15 @@ class Engine:
         self._alone = self.comm.size == 1
         held = dict(self._original.named_parameters())
         self._names: dict[int, str] = {id(p): name for name, p in held.items()}
-        self.optimizer = Optimizer(self._native, self._original)
-        """For torch's schedulers; see Optimizer."""
+        self._groups = Optimizer(self._native, self._original)
+        self.optimizer: Optimizer | ProgramOptimizer = self._groups
+        """For torch's schedulers; see Optimizer, and ProgramOptimizer for a program's."""
+        if updates is not None and updates.optimizer is not None:
+            self.optimizer = client = same_object(updates.optimizer, ProgramOptimizer)
+            client.bind(self, updates, self._groups._scheduled)
+            client.pull()
+            self._native.accept_backward()
+            self._native.add_up()
         for p in held.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
         _live.add(self)
@@ -276,6 +300,29 @@ class Engine:
     def eval(self) -> Engine:
         """[local] Calls the module's eval()."""
         return self.train(False)
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """[local] The loss in fp32 times the loss scale: engine.scale(loss).backward() in a loop of torch in fp16."""
+        return self._native.scale(loss)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """[collective] As torch.nn.utils.clip_grad_norm_ of all parameters, between the last backward() and step().
+
+        Returns the norm before clipping, fp32; infinity if it is not finite. The update is clipped to max_norm,
+        whatever gradient_clipping says.
+        """
+        self.optimizer._push()
+        norm = self._native.clip_grad_norm(float(max_norm))
+        return torch.tensor(norm if norm >= 0 else math.inf)
+
+    def clip_grad_value_(self, clip_value: float) -> None:
+        """[collective] As torch.nn.utils.clip_grad_value_ of all parameters, between the last backward() and step()."""
+        self._native.clip_grad_norm(math.inf)  # reduces what is not yet
+        for name, p in self._original.named_parameters():
+            if p.requires_grad:
+                _, own = self._native.own_gradient(name)
+                if own is not None:
+                    self._native.set_own_gradient(name, own.clamp(-clip_value, clip_value))
 
     def gradient(self, parameter: str | torch.nn.Parameter) -> torch.Tensor | None:
         """[collective] The gradient that step() will use, before clipping: fp32, in the parameter's shape.
@@ -436,7 +483,7 @@ class Engine:
     def _prepare_save(self, user_state: Any) -> None:
         """[collective] if modules have an extra state: all ranks store all of them."""
         self.optimizer._prepare_save()
-        carried = Carried.of(user_state, self.optimizer._kept(), self._all_extra_states())
+        carried = Carried.of(user_state, self.optimizer._kept(), self._all_extra_states(), self._all_rules())
         self._native.set_user_state(carried.text)
         self._native.refresh_buffers(self._original)
 
@@ -455,6 +502,20 @@ class Engine:
         if faults := [each["fault"] for each in all_ranks if "fault" in each]:
             raise TypeError(faults[0])
         return [each["states"] for each in all_ranks]
+
+    def _all_rules(self) -> list[str]:
+        """[collective] What each rank has of a program's optimizer, encoded; equal ones once."""
+        if self._rule is None:
+            return []
+        own: dict[str, str] = {}
+        try:
+            own["state"] = encoded(self._rule.kept(), f"the states of {self._rule.name}")
+        except TypeError as fault:
+            own["fault"] = str(fault)
+        all_ranks = [json.loads(part) for part in self.comm.all_gather_bytes(json.dumps(own).encode())]
+        if faults := [each["fault"] for each in all_ranks if "fault" in each]:
+            raise TypeError(faults[0])
+        return list(dict.fromkeys(each["state"] for each in all_ranks))
 
     def _foreign_experts(self) -> tuple[str, ...]:
         """[local] Beginnings of the names of experts that other ranks run."""
@@ -500,9 +561,13 @@ class Engine:
             self.optimizer._pull_unless_set()
             # The user state stays, but extra states belong to the modules.
             manifest = Path(path) / taken / "manifest.json"
+            if self._rule is not None:
+                self._rule.forget()
             carried = Carried.read(json.loads(manifest.read_text())["user_state"] if self._has_extra else "")
         else:
             carried = Carried.read(self._native.user_state())
+            if self._rule is not None:
+                self._rule.restore([decoded(part) for part in carried.rules])
             self.optimizer._pull()
             self.optimizer._restore(carried.groups)
         self._restore_extra(carried)
@@ -622,6 +687,11 @@ class Engine:
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
+        if optimizer and self._rule is not None:
+            raise ConfigError(
+                f"[import_weights] optimizer: got True, expected False: {self._rule.name} is the program's, and other "
+                "libraries' files have no states of it. Hint: engine.load_checkpoint(dir)."
+            )
         if optimizer:
             self.optimizer._push()  # which are compared with the files'
         options = _native.ImportOptions()
@@ -643,6 +713,15 @@ class Engine:
     def user_state(self) -> Any:
         """[local] The user_state of the last save_checkpoint() or load_checkpoint(); None if it had none."""
         return Carried.read(self._native.user_state()).user_state
+
+    def unsharded_copy(self) -> torch.nn.Module:
+        """[collective] A plain module with whole values on every rank, as copy.deepcopy(model) without an engine.
+
+        For an average of weights, a reference or a target network. Parameters in the compute dtype.
+        """
+        with self.gathered_parameters():
+            whole = {id(p): _copied(p) for p in self._original.parameters()}
+            return copy.deepcopy(self._original, whole)
 
     # ---- state and measurements ----
     def memory(self) -> Memory:
@@ -772,6 +851,44 @@ class Engine:
             parameters = one.parameters() if isinstance(one, torch.nn.Module) else [one]
             names += [p if isinstance(p, str) else exact_pattern(self._name(p)) for p in parameters]
         return names
+
+
+def _updates_of(optimizer: torch.optim.Optimizer | Make, model: torch.nn.Module) -> Updates:
+    """[local] Of a program's optimizer, or one that a function makes of the parameters that are trained."""
+    made = optimizer
+    if not isinstance(made, torch.optim.Optimizer):
+        made = made([p for p in model.parameters() if p.requires_grad])
+    updates = client_updates(made, model)
+    if missing := [name for name, p in updates.unlisted.items() if p.requires_grad]:
+        raise ConfigError(
+            f"[Engine] the optimizer has not {', '.join(missing[:3])}{' and more' if missing[3:] else ''}, which the "
+            "model trains. Hint: requires_grad_(False), or model.parameters() for the optimizer."
+        )
+    return updates
+
+
+def _settings_of(updates: Updates, config: Config) -> dict[str, Any]:
+    """[local] What a program's optimizer says in place of the configuration, by dotted key."""
+    options = as_options(config)
+    effective = options.effective()
+    kind, schedule = (json.loads(effective.get(key) or "null") for key in ("optimizer.type", "scheduler.type"))
+    if kind:
+        raise ConfigError(
+            f"[Engine] got an optimizer of the program, {type(updates.optimizer).__name__}, and optimizer.type in the "
+            "configuration, expected one of them. Hint: leave the block optimizer out."
+        )
+    settings: dict[str, Any] = {}
+    if not options.is_set("gradient_clipping"):  # the program clips where it wants to
+        settings["gradient_clipping"] = 0.0
+    if updates.block is not None:
+        settings["optimizer.type"] = updates.block["type"]
+        settings.update({f"optimizer.params.{key}": value for key, value in updates.block["params"].items()})
+    if schedule and schedule != "WarmupCosineLR":  # it sets the rates of all groups
+        for pattern in updates.patterns:
+            pattern.pop("lr", None)
+    if updates.patterns:
+        settings["libzero.parameter_groups"] = updates.patterns
+    return settings
 
 
 def _unit_names(model: torch.nn.Module, units: Iterable[str | type[torch.nn.Module]]) -> list[str]:

@@ -1,16 +1,22 @@
-"""The engine's optimizer as a torch.optim.Optimizer: hyperparameters can be read, learning rates can be set."""
+"""The engine's optimizer as a torch.optim.Optimizer, and a program's optimizer in an engine."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
-from typing import Any
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from libzero import _native
 from libzero._carried import kept_in_groups
+from libzero._updates import Updates, before_engine
 from libzero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from libzero.engine import Engine
 
 _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "lr_decay")
 
@@ -144,3 +150,223 @@ class Optimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError("[Optimizer] cannot be copied or pickled. Hint: engine.save_checkpoint(dir, tag).")
+
+
+_RULE = ("betas", "eps", "momentum", "dampening", "nesterov", "weight_decay", "lr_decay", "bias_correction", "amsgrad")
+"""What may not change while training with a rule of the engine; other keys are a scheduler's or the program's."""
+_ELSEWHERE = "the states are in the engine's checkpoints: engine.save_checkpoint(dir, tag), engine.load_checkpoint(dir)"
+
+
+class ProgramOptimizer(torch.optim.Optimizer):
+    """A program's optimizer in an engine: what Engine(optimizer=) makes of the program's object, which stays the same
+    object, of its own class too. step() is the engine's.
+
+    Its groups drive the engine, so that a scheduler of torch over either object does. Where the engine computes a rule
+    of torch itself, only `lr` may change from step to step; where it runs the program's own step(), every number may.
+    The states are the engine's.
+    """
+
+    optimizer: torch.optim.Optimizer
+    """The program's optimizer. It has no states."""
+    _where = "Engine"
+    """The beginning of messages."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer.param_groups, {})
+        self._begin(optimizer)
+
+    def _begin(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = self.param_groups = optimizer.param_groups
+        self.optimizer = optimizer
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it: the engine calls step()
+        self._numbers = [{key: group[key] for key in _RULE if key in group} for group in groups]
+        self._engine: Engine | None = None
+        self._members: list[list[int]] = []
+        self._scheduled = False
+        self._has_states = False
+
+    def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
+        """[local] engine: whose updates these are. scheduled: it moves rates."""
+        self._engine, self._members, self._scheduled = engine, updates.members, scheduled
+        if updates.rule is not None:  # the program's optimizer reads all of its numbers at each step
+            self._numbers = [{} for _ in self.param_groups]
+
+    @property
+    def engine(self) -> Engine:
+        """[local] The engine. ConfigError before there is one."""
+        if self._engine is None:
+            raise ConfigError(f"[{self._where}] cannot use the optimizer: its engine is not complete yet")
+        return self._engine
+
+    def step(self, closure: Callable[[], float] | None = None) -> _native.StepResult:  # type: ignore[override]
+        """[collective] The same as Engine.step()."""
+        if closure is not None:
+            raise ConfigError(
+                f"[{self._where}] optimizer.step: got a closure, expected none: the engine runs backward()"
+            )
+        engine = self.engine
+        self.push()
+        result = engine._groups.step()
+        self._has_states = True
+        self.pull()
+        return result
+
+    def _look_at_groups(self) -> None:
+        if len(self.param_groups) != len(self._members):
+            raise ConfigError(
+                f"[{self._where}] optimizer.add_param_group: got {len(self.param_groups)} groups, expected the "
+                f"{len(self._members)} that the engine was made with. Hint: add the group before; "
+                "its parameters are not trained while they are frozen with requires_grad_(False)."
+            )
+
+    def push(self) -> None:
+        """[local] The program's rates to the engine: before a step, and before a save."""
+        inner = self.engine._groups.param_groups
+        self._look_at_groups()
+        for group, fixed, members in zip(self.param_groups, self._numbers, self._members, strict=True):
+            if self._scheduled:
+                if members and "lr" in group and group["lr"] != inner[members[0]]["lr"]:
+                    raise ConfigError(
+                        f"[{self._where}] param_groups: lr got {group['lr']!r}, expected {inner[members[0]]['lr']!r}: "
+                        "the engine's schedule moves the rates. Hint: leave the block scheduler out, or the program's "
+                        "changes."
+                    )
+                continue
+            for key, value in fixed.items():
+                if group[key] != value:
+                    raise ConfigError(
+                        f"[{self._where}] param_groups: {key} got {group[key]!r}, expected {value!r}: only lr may be "
+                        "changed while training. Hint: cycle_momentum=False for a scheduler of torch."
+                    )
+            for i in members if "lr" in group else ():
+                inner[i]["lr"] = float(group["lr"])
+
+    def pull(self) -> None:
+        """[local] The engine's rates to the groups: after a step of its own schedule, or a checkpoint."""
+        if not self._scheduled:
+            return
+        for group, members in zip(self.param_groups, self._members, strict=True):
+            if members and "lr" in group:
+                group["lr"] = self.engine._groups.param_groups[members[0]]["lr"]
+
+    def kept(self) -> list[dict[str, Any]]:
+        """[local] What schedulers keep in the groups, such as initial_lr."""
+        return kept_in_groups(self.param_groups, ("weight_decay", "name", "moe"))
+
+    def restore(self, kept: Iterable[Mapping[str, Any]]) -> None:
+        """[local] The same from a checkpoint; the numbers of the rule stay."""
+        self._has_states = True
+        for group, fixed, values in zip(self.param_groups, self._numbers, kept, strict=False):
+            group.update({key: value for key, value in values.items() if key not in fixed})
+
+    # What the engine calls before a save and after a load.
+    def _prepare_save(self) -> None:
+        self.push()
+        self.engine._groups._prepare_save()
+
+    def _look_at_parameters(self) -> None:
+        self.engine._groups._look_at_parameters()
+
+    def _push(self) -> None:
+        self.push()
+        self.engine._groups._push()
+
+    def _pull(self) -> None:
+        inner = self.engine._groups
+        inner._pull()
+        for group, members in zip(self.param_groups, self._members, strict=True):
+            if members and "lr" in group:
+                group["lr"] = inner.param_groups[members[0]]["lr"]
+
+    def _pull_unless_set(self) -> None:
+        if self._scheduled:
+            self._pull()
+        else:
+            self._push()
+
+    _kept = kept
+    _restore = restore
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """[local] On all ranks: drops the gradients since the last step(), which clears them, too."""
+        self.engine._native.discard_gradients()
+
+    def state_dict(self) -> dict[str, Any]:
+        """[local] The groups, with numbers in place of parameters, and where the states are.
+
+        Frameworks put it into files of their own; load_state_dict() takes it back. The states are sharded, and in the
+        engine's checkpoints only.
+        """
+        groups, count = [], 0
+        for group in self.param_groups:
+            numbers = list(range(count, count + len(group["params"])))
+            count += len(numbers)
+            groups.append({key: value for key, value in group.items() if key != "params"} | {"params": numbers})
+        return {"state": {}, "param_groups": groups, "libzero": _ELSEWHERE}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """[local] What state_dict() gave, for the same groups: their rates. NotImplementedError for states."""
+        if state_dict.get("libzero") != _ELSEWHERE or state_dict.get("state"):
+            raise NotImplementedError(
+                "cannot load the states of an optimizer of torch: they are sharded. Hint: engine.load_checkpoint(dir)."
+            )
+        both = (state_dict["param_groups"], self.param_groups)
+        sizes = [[len(group["params"]) for group in groups] for groups in both]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(
+                f"[{self._where}] optimizer.load_state_dict: got groups of {sizes[0]} parameters, expected {sizes[1]}"
+            )
+        if not self._scheduled:
+            for group, stored in zip(self.param_groups, state_dict["param_groups"], strict=True):
+                group["lr"] = stored["lr"]
+
+    @property
+    def train(self) -> Callable[[], None]:
+        """Refused where the program's class has it: such an optimizer (schedule-free) changes parameters."""
+        return self._mode("train")
+
+    @property
+    def eval(self) -> Callable[[], None]:
+        """The same."""
+        return self._mode("eval")
+
+    def _mode(self, name: str) -> Callable[[], None]:
+        own = before_engine(self.optimizer) or type(self.optimizer)
+        if not hasattr(own, name):  # frameworks ask
+            raise AttributeError(f"{own.__name__} has no {name}()")
+
+        def refuse() -> None:
+            raise ConfigError(
+                f"[{self._where}] cannot call {own.__name__}.{name}(): it changes parameters, which the engine shards. "
+                "Hint: an optimizer with the same weights in training and evaluation."
+            )
+
+        return refuse
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise ConfigError(
+            f"[{self._where}] cannot copy or pickle the optimizer. Hint: engine.save_checkpoint(dir, tag)."
+        )
+
+
+P = TypeVar("P", bound=ProgramOptimizer)
+_OF_A_CLASS = ("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__init__", "__annotations__")
+
+
+def same_object(optimizer: torch.optim.Optimizer, kind: type[P]) -> P:
+    """[local] The program's object itself, of a class that is also `kind`: its step() is the engine's."""
+    own = before_engine(optimizer) or type(optimizer)
+    was_wrapped = optimizer.__dict__.pop("step", None)  # a scheduler of torch calls what it found
+    names: dict[str, Any] = {"__module__": own.__module__, "_was": own}
+    for base in reversed(kind.__mro__[: kind.__mro__.index(torch.optim.Optimizer)]):
+        names.update((name, value) for name, value in vars(base).items() if name not in _OF_A_CLASS)
+    # Python gives an object another class only where that one's first base is its own, whose names then come first.
+    made: Any = optimizer
+    made.__class__ = types.new_class(own.__name__, (own, kind), exec_body=lambda space: space.update(names))
+    made._begin(made)
+    made._patch_step_function()
+    if was_wrapped is not None:
+        step: Any = functools.partial(type(made).step, made)
+        step._wrapped_by_lr_sched = True
+        made.step = step
+    return made  # type: ignore[no-any-return]

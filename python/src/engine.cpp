@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "binding.h"
+#include "update_rule.h"
 
 namespace libzero {
 namespace {
@@ -28,17 +29,19 @@ struct Held {
 
 class PyEngine {
  public:
-  PyEngine(const py::object& module, const zero::Options& options, const PyCommunicator& comm, const PyMesh* mesh)
+  PyEngine(const py::object& module, const zero::Options& options, const PyCommunicator& comm, const PyMesh* mesh,
+           const py::object& rule)
       : owned_(std::make_shared<Held>()) {
     auto& held = *owned_.get("Engine");
     held.comm = comm.get();
     held.model = mirror(module);
     const auto given = mesh != nullptr ? mesh->get() : nullptr;
+    const auto optimizer = rule.is_none() ? nullptr : std::make_shared<PyRule>(rule);
     if (given && given->world() != held.comm)
       throw zero::ConfigError("[Engine] got a mesh of another Communicator than comm. Hint: leave comm out.");
     blocking(held.comm, [&] {
-      held.engine = given ? std::make_unique<zero::Engine>(held.model, options, given)
-                          : std::make_unique<zero::Engine>(held.model, options, held.comm);
+      held.engine = given ? std::make_unique<zero::Engine>(held.model, options, given, optimizer)
+                          : std::make_unique<zero::Engine>(held.model, options, held.comm, optimizer);
       held.mesh = held.engine->shared_mesh();
     });
   }
@@ -263,9 +266,11 @@ void bind_engine(py::module_& module) {
       .def(
           "close", [](PyReadScope& self) { self.scope.reset(); }, py::call_guard<py::gil_scoped_release>());
 
+  PyRule::bind(module);
   py::class_<PyEngine> c(module, "Engine");
-  c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&, const PyMesh*>(), py::arg("module"),
-        py::arg("options"), py::arg("comm"), py::arg("mesh") = py::none());
+  c.def(py::init<const py::object&, const zero::Options&, const PyCommunicator&, const PyMesh*, const py::object&>(),
+        py::arg("module"), py::arg("options"), py::arg("comm"), py::arg("mesh") = py::none(),
+        py::arg("rule") = py::none());
   c.def("forward_scope", [](const PyEngine& self) {
     return PyForward{Owned<zero::Communicator>(self.held()->comm), nullptr};
   });
@@ -388,6 +393,13 @@ void bind_engine(py::module_& module) {
   });
   c.def("scale", [](const PyEngine& self, const at::Tensor& loss) {
     return self.local([&](zero::Engine& e) { return zero::ProgramSteps(e).scale(loss); });
+  });
+  c.def("add_up", [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).add_up(); }); });
+  c.def("discard_gradients",
+        [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).discard_gradients(); }); });
+  c.def("clip_grad_norm", [](const PyEngine& self, double max_norm) {
+    return self.run("libzero::clip_grad_norm",
+                    [&](zero::Engine& e) { return zero::ProgramSteps(e).clip_grad_norm(max_norm); });
   });
   c.def("count_micro_batches", [](const PyEngine& self, bool counts) {
     self.local([&](zero::Engine& e) { zero::ProgramSteps(e).count_micro_batches(counts); });

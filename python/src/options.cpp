@@ -54,6 +54,7 @@ void bind_options(py::module_& module) {
            "Deprecated names, keys without effect and clamped values, one line each.")
       .def("digest", &zero::Options::digest, "A digest of every effective value; ranks compare it.")
       .def("effective", &zero::Options::effective, "Every effective value as JSON text, by dotted key.")
+      .def("is_set", &zero::Options::is_set, py::arg("key"), "Whether the configuration gives this dotted key.")
       .def("__repr__", [](const zero::Options& self) { return "libzero.Options(digest=" + self.digest() + ")"; });
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<zero::Monitor>(module, "Monitor", "Metrics as the blocks csv_monitor and tensorboard specify. Local.")

@@ -37,6 +37,11 @@ def config(stage: int = 3, **more: Any) -> dict[str, Any]:
     }
 
 
+def without(key: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings but this one."""
+    return {name: value for name, value in settings.items() if name != key}
+
+
 def network(seed: int = 1, width: int = 32) -> torch.nn.Sequential:
     torch.manual_seed(seed)
     nn = torch.nn

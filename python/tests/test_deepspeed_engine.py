@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, network
+from conftest import Programs, batch, config, network, without
 
 import libzero
 import libzero.deepspeed as deepspeed
@@ -21,10 +21,6 @@ from libzero.deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 FP16, BF16 = {"fp16": {"enabled": True, "loss_scale_window": 2}}, {"bf16": {"enabled": True}}
 FP32_SUMS = {**BF16, "data_types": {"grad_accum_dtype": "fp32"}}
-
-
-def without(key: str, settings: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != key}
 
 
 def loss_of(model: Any, step: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -148,9 +144,8 @@ def test_errors_that_are_assertions_in_deepspeed_are_both() -> None:
 
     assert isinstance(raised(deepspeed.initialize, model=None, config=config(1)), both)
     assert isinstance(raised(deepspeed.initialize, model=network()), both)
-    unknown = torch.optim.Rprop(network().parameters())
     model = network()
-    unknown = torch.optim.Rprop(model.parameters())
+    unknown = torch.optim.LBFGS(model.parameters())
     refused = raised(deepspeed.initialize, model=model, optimizer=unknown, config=without("optimizer", config(1)))
     assert isinstance(refused, NotImplementedError)
     zero = {"stage": 2, "ignore_unused_parameters": False}

@@ -506,7 +506,11 @@ def test_a_service_without_its_package_is_an_error(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every rank, as the program would train without its metrics; a folder of runs of the name is no package."""
-    from libzero.deepspeed.monitor.utils import check_comet_availability, check_tb_availability, check_wandb_availability
+    from libzero.deepspeed.monitor.utils import (
+        check_comet_availability,
+        check_tb_availability,
+        check_wandb_availability,
+    )
 
     package = {"wandb": "wandb", "comet": "comet_ml"}[block]
     for place in sys.path:

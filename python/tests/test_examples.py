@@ -43,6 +43,12 @@ def module_of(name: str) -> ModuleType:
     return module
 
 
+# ---- muon.py ----
+def test_muon_trains_whole_matrices_at_stage_3(programs: Programs) -> None:
+    losses = [float(each) for each in re.findall(r"loss ([\d.]+)", run(programs, "muon.py"))]
+    assert len(losses) == 6 and losses[-1] < 0.1 < losses[0]
+
+
 # ---- finetune_gpt2.py ----
 @pytest.fixture
 def text(tmp_path: Path) -> str:

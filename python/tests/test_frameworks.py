@@ -128,7 +128,7 @@ def test_trainer_resumes_at_another_number_of_ranks(tmp_path: Path) -> None:
     require_moved([row["loss"] for row in wanted["whole"]["log"].values()])
 
 
-BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad"}
+BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "adafactor", "rmsprop"}
 
 
 def test_each_name_of_optim_trains_as_torch_or_is_refused(tmp_path: Path) -> None:

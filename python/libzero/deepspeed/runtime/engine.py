@@ -27,7 +27,6 @@ from libzero.deepspeed.ops import EngineOptimizer
 from libzero.deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
     ModelParameters,
-    Updates,
     client_updates,
     config_updates,
     configured,
@@ -52,7 +51,9 @@ from libzero.deepspeed.utils.logging import log_dist, log_dist_once, logger
 from libzero.deepspeed.utils.timer import ThroughputTimer
 from libzero.deepspeed.utils.z3_leaf_module import apply_zero_leaf_module_config
 from libzero.deepspeed.utils.zero_to_fp32 import latest_tag, read_manifest, read_tensors, write_script
-from libzero.engine import Engine, compiled_from, engine_of
+from libzero._model import compiled_from
+from libzero._updates import Updates
+from libzero.engine import Engine, engine_of
 from libzero.errors import ConfigError
 from libzero.moe import MoE
 
@@ -222,7 +223,7 @@ class DeepSpeedEngine(torch.nn.Module):
             native.update(self._autocast.communication(compiled_from(self.module)))
         self._unlisted = set(map(id, updates.unlisted.values()))
         with _frozen_while(updates.unlisted.values()):  # without masters and states
-            self._engine = Engine(self.module, options_of(native, config), comm=comm)
+            self._engine = Engine(self.module, options_of(native, config), comm=comm, rule=updates.rule)
         layers = [layer for layer in self.module.modules() if isinstance(layer, MoE)]
         self.has_moe_layers, self.num_experts = bool(layers), [layer.num_experts for layer in layers]
         inside = [layer.deepspeed_moe for layer in layers if isinstance(layer, DeepSpeedMoE)]
@@ -241,7 +242,7 @@ class DeepSpeedEngine(torch.nn.Module):
             scheduled = isinstance(self.lr_scheduler, EngineSchedule)
             self.optimizer.bind(self._engine, updates, scheduled)
             self.optimizer.pull()
-        if isinstance(updates.optimizer, EngineOptimizer):
+        if isinstance(updates.optimizer, EngineOptimizer) and updates.rule is None:
             updates.optimizer.owned = True
         if self.zero_optimization_stage() == 3:
             mark(self.module.parameters())

@@ -1,0 +1,573 @@
+"""Optimizers that a program brings: any torch.optim.Optimizer, if its rule is element-wise, on the engine's shards.
+
+The engine holds masters and states; for an update it gives the optimizer 1-d pieces of parameters with their gradients
+and states. probe() finds out beforehand whether that is the optimizer that the program wrote.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import random
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from libzero.errors import ConfigError
+
+__all__ = ["Properties", "probe"]
+
+Make: TypeAlias = Callable[[list[Any]], torch.optim.Optimizer]
+"""Makes an optimizer of parameters, or of groups of them."""
+
+MOST_STATES = 8
+"""Of an element, besides the master: kMaxSlots of the engine."""
+_EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16, torch.bool)
+"""Dtypes of states whose values fp32 holds."""
+_NUMBER = (bool, int, float, str, type(None))
+
+
+class Piece(Protocol):
+    """Elements of one parameter: zero::UpdatePiece."""
+
+    @property
+    def parameter(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def master(self) -> torch.Tensor: ...
+    @property
+    def gradient(self) -> torch.Tensor: ...
+    @property
+    def states(self) -> list[torch.Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What probe() found of an optimizer."""
+
+    policy: str
+    """"elements": parts of parameters can be updated by themselves. "whole": those of some groups only as a whole.
+    "coupled": all parameters only together. "refused": it cannot run in an engine."""
+    groups: tuple[str, ...] = ()
+    """"elements" or "whole", for each of the optimizer's groups."""
+    exact: bool = False
+    """Updates of parts, or of one parameter after another, have the same bits as one step() of all."""
+    states: tuple[str, ...] = ()
+    """Names of the states that have a value per element, which the engine shards."""
+    numbers: tuple[str, ...] = ()
+    """Names of the other states, which each parameter has once."""
+    difference: float = 0.0
+    """Of the weights after 13 steps as the engine makes them, relative to their largest change."""
+    reason: str = ""
+    """Why not "elements", in words."""
+
+    @property
+    def hint(self) -> str:
+        """What to use instead of one that is coupled or refused."""
+        if self.policy == "coupled":
+            return "gradient_clipping of the configuration in place of a norm in the optimizer"
+        return "an optimizer whose step() takes no closure and draws no random numbers (docs/optimizers.md)"
+
+
+def _numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that are numbers, texts, tuples and lists of them, or small tensors."""
+
+    def plain(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return len(value) <= 64 and all(map(plain, value))
+        return isinstance(value, _NUMBER) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+
+    return {key: value for key, value in values.items() if key != "params" and plain(value)}
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values are equal, tensors in them by their elements."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        tensors = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        return tensors and a.dtype == b.dtype and torch.equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b) or (a != a and b != b)
+
+
+@dataclass
+class _Record:
+    """What a parameter has besides its states per element."""
+
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
+    """Of those of the states per element that it has."""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """A state per element that begins with this value."""
+
+    value: float
+    dtype: torch.dtype
+
+
+def _initial_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the class gives each parameter when it is constructed, as Adagrad does; most give nothing."""
+    initial: dict[str, Any] = {}
+    for p, state in optimizer.state.items():
+        if not isinstance(p, torch.Tensor) or not isinstance(state, Mapping):
+            raise ConfigError(f"it keeps a state that is no parameter's: {str(p)[:60]}")
+        for name, value in state.items():
+            filled = isinstance(value, torch.Tensor) and value.shape == p.shape and value.numel() > 1
+            if filled and bool((value == value.reshape(-1)[0]).all()):
+                initial[name] = _Filled(value.reshape(-1)[0].item(), value.dtype)
+            elif name not in initial:
+                initial[name] = copy.deepcopy(value)
+    return initial
+
+
+def _made(initial: Mapping[str, Any], like: torch.Tensor) -> dict[str, Any]:
+    return {
+        name: torch.full_like(like, value.value, dtype=value.dtype) if isinstance(value, _Filled)
+        else copy.deepcopy(value)
+        for name, value in initial.items()
+    }  # fmt: skip
+
+
+class ClientRule:
+    """A program's optimizer as the engine's update rule; the engine calls begin_step(), update() and end_step().
+
+    The optimizer is the program's object: its groups are read at each step, and only during update() they have pieces
+    in place of the parameters. It may update a unit in several calls, each from the numbers that the step began with.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        groups: Mapping[str, int],
+        states: Sequence[str],
+        whole: Collection[int] = (),
+        lr: float = 0.0,
+    ) -> None:
+        """groups: number of the optimizer's group, by parameter. states: those that have a value per element.
+
+        whole: numbers of the groups whose parameters are updated as a whole. lr: that of most parameters, for messages
+        and the configuration's schedules.
+        """
+        self.name = type(optimizer).__name__
+        self.states = list(states)
+        self.lr = lr
+        self._optimizer = optimizer
+        self._step = type(optimizer).step
+        self._groups = groups
+        self._whole = frozenset(whole)
+        self._initial = _initial_state(optimizer)
+        self._records: dict[str, _Record] = {}
+        self._next: dict[str, _Record] = {}
+        self._began: list[dict[str, Any]] = []
+        self._ended: list[dict[str, Any]] | None = None
+
+    def is_whole(self, parameter: str, shape: Sequence[int]) -> bool:
+        """Whether a parameter is updated as a whole."""
+        return self._groups.get(parameter) in self._whole
+
+    def cost(self, parameter: str, shape: Sequence[int]) -> float:
+        """The work of its update, in any unit: that of a product with its square, which Muon and the like compute."""
+        return math.prod(shape) * float(min(shape) if len(shape) > 1 else 1)
+
+    def choices(self) -> int:
+        """A hash of the numbers that the next update uses, which must be equal on all ranks."""
+        return zlib.crc32(repr([sorted(_numbers_of(group).items()) for group in self._optimizer.param_groups]).encode())
+
+    def begin_step(self) -> None:
+        """Before the pieces of a step."""
+        self._next = {}
+        self._began = self._numbers()
+        self._ended = None
+
+    def update(self, pieces: Sequence[Piece]) -> None:
+        """Updates masters and states of the pieces in place."""
+        optimizer, groups = self._optimizer, self._optimizer.param_groups
+        if self._ended is not None:
+            self._set_numbers(self._began)
+        given: list[tuple[Piece, torch.nn.Parameter]] = []
+        lists: list[list[torch.Tensor]] = [[] for _ in groups]
+        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        for piece in pieces:
+            p = torch.nn.Parameter(piece.master)
+            p.grad = piece.gradient
+            if piece.count > 1:
+                state[p] = self._state_of(piece)
+            elif self._initial:
+                state[p] = _made(self._initial, piece.master)
+            lists[self._groups[piece.parameter]].append(p)
+            given.append((piece, p))
+        held, held_state = [group["params"] for group in groups], optimizer.state
+        try:
+            optimizer.state = state
+            for group, some in zip(groups, lists, strict=True):
+                group["params"] = some
+            self._step(optimizer)
+        finally:
+            optimizer.state = held_state
+            for group, all_of_it in zip(groups, held, strict=True):
+                group["params"] = all_of_it
+        if foreign := [key for key in state if not any(key is p for _, p in given)]:
+            raise self._error(f"it keeps a state that is no parameter's: {str(foreign[0])[:60]}")
+        for piece, p in given:
+            self._take(piece, p, state.get(p, {}))
+        ended = self._numbers()
+        if self._ended is not None and not _same(ended, self._ended):
+            raise self._error("its groups got different numbers from different parameters")
+        self._ended = ended
+
+    def end_step(self) -> None:
+        """After the pieces of a step."""
+        if self._ended is None:  # the numbers of groups change without parameters, too
+            self.update([])
+        self._records.update(self._next)
+        self._next = {}
+
+    def _numbers(self) -> list[dict[str, Any]]:
+        each = [*self._optimizer.param_groups, vars(self._optimizer)]
+        return [copy.deepcopy(_numbers_of(values)) for values in each]
+
+    def _set_numbers(self, numbers: list[dict[str, Any]]) -> None:
+        each = [*self._optimizer.param_groups, vars(self._optimizer)]
+        for values, found in zip(each, numbers, strict=True):
+            for key in _numbers_of(values).keys() - found.keys():  # which the last call has added
+                del values[key]
+            values.update(copy.deepcopy(found))
+
+    def _error(self, what: str) -> ConfigError:
+        return ConfigError(f"[{self.name}.step] {what}, expected a rule for each element by itself")
+
+    def _state_of(self, piece: Piece) -> dict[str, Any]:
+        """The state of a piece that was updated before."""
+        record = self._records.get(piece.parameter)
+        if record is None:
+            raise ConfigError(
+                f"[{self.name}.step] got no state of {piece.parameter} for its update {piece.count}. Hint: of a "
+                "checkpoint of another optimizer, load_checkpoint(weights_only=True) takes the weights."
+            )
+        state = copy.deepcopy(_numbers_of(record.values))
+        state.update((name, value) for name, value in record.values.items() if name not in state)
+        for name, values in zip(self.states, piece.states, strict=True):
+            dtype = record.dtypes.get(name)
+            if dtype is not None:
+                state[name] = values if dtype == torch.float32 else values.to(dtype)
+        return state
+
+    def _take(self, piece: Piece, p: torch.nn.Parameter, state: Mapping[str, Any]) -> None:
+        """Keeps what step() left in the state of a piece."""
+        if p.data_ptr() != piece.master.data_ptr():
+            piece.master.copy_(p.detach())
+        record = _Record()
+        slots = dict(zip(self.states, piece.states, strict=True))
+        for name, value in state.items():
+            if name not in slots or not isinstance(value, torch.Tensor):
+                record.values[name] = value
+                continue
+            slot = slots[name]
+            if value.numel() != slot.numel() or value.dtype not in _EXACT:
+                raise self._error(
+                    f"the state {name} of {piece.parameter} has {value.numel()} elements of {value.dtype} for "
+                    f"{slot.numel()}"
+                )
+            record.dtypes[name] = value.dtype
+            if value.data_ptr() != slot.data_ptr() or value.dtype != slot.dtype:
+                slot.copy_(value.detach().reshape(slot.shape))
+        before = self._next.setdefault(piece.parameter, record)
+        if before is not record and not (before.dtypes == record.dtypes and _same(before.values, record.values)):
+            raise self._error(f"two parts of {piece.parameter} have different states")
+
+    # ---- checkpoints ----
+    def kept(self) -> dict[str, Any]:
+        """What this rank has of the optimizer besides the states per element: as text, numbers and tensors."""
+        records: list[dict[str, Any]] = []
+        numbers: dict[str, int] = {}
+        for name, record in self._records.items():
+            dtypes = {key: str(dtype).removeprefix("torch.") for key, dtype in record.dtypes.items()}
+            entry = {"dtypes": dtypes, "values": record.values}
+            same = next((i for i, other in enumerate(records) if _same(entry, other)), len(records))
+            if same == len(records):
+                records.append(entry)
+            numbers[name] = same
+        return {"name": self.name, "groups": self._numbers(), "records": records, "parameters": numbers}
+
+    def restore(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        """The same from a checkpoint, of all ranks that saved it. ConfigError for another optimizer's groups."""
+        if not parts:
+            raise ConfigError(
+                f"[load_checkpoint] the checkpoint has no state of a {self.name} of the program. Hint: it was saved by "
+                "another optimizer: load_checkpoint(weights_only=True) takes the weights alone."
+            )
+        groups = parts[0]["groups"]
+        if len(groups) != len(self._optimizer.param_groups) + 1:
+            raise ConfigError(
+                f"[load_checkpoint] got an optimizer with {len(groups) - 1} groups, expected "
+                f"{len(self._optimizer.param_groups)}"
+            )
+        records: dict[str, _Record] = {}
+        for part in parts:
+            for name, number in part["parameters"].items():
+                entry = part["records"][number]
+                dtypes = {key: getattr(torch, dtype) for key, dtype in entry["dtypes"].items()}
+                records[name] = _Record(dtypes, dict(entry["values"]))
+        self._records = records
+        for values, found in zip([*self._optimizer.param_groups, vars(self._optimizer)], groups, strict=True):
+            values.update({key: value for key, value in copy.deepcopy(found).items() if key != "lr"})
+
+    def forget(self) -> None:
+        """The states start again: what load_checkpoint(weights_only=True) leaves."""
+        self._records = {}
+
+
+# ---- the probe -------------------------------------------------------------------------------------------------------
+
+_SHAPES: tuple[tuple[int, ...], ...] = ((64, 129), (37,), (5, 7), (8192,), (1,), (6, 3, 3, 2), (4, 5, 3), ())
+_STEPS = 13
+_SEED = 20231
+_CLOSE = 1e-6
+_FAILED = float("inf")
+
+
+@dataclass
+class _Fake:
+    """A piece of a parameter of the probe."""
+
+    parameter: str
+    count: int
+    master: torch.Tensor
+    gradient: torch.Tensor
+    states: list[torch.Tensor]
+
+
+@dataclass
+class _Group:
+    """A group of the probe: the numbers of one of the optimizer's, and parameters of as many dimensions."""
+
+    numbers: dict[str, Any]
+    dimensions: frozenset[int]
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [shape for shape in _SHAPES if len(shape) in self.dimensions]
+
+
+class _Trial:
+    """An optimizer over the probe's parameters."""
+
+    def __init__(self, make: Make, groups: Sequence[_Group]) -> None:
+        self.make, self.groups = make, groups
+        self.names = {f"{g}.{shape}": (g, shape) for g, group in enumerate(groups) for shape in group.shapes}
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        generator = torch.Generator().manual_seed(_SEED)
+        return {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, (_, shape) in
+                self.names.items()}  # fmt: skip
+
+    def gradients(self, step: int) -> dict[str, torch.Tensor]:
+        """Every third step has large ones."""
+        generator = torch.Generator().manual_seed(_SEED + 1 + step)
+        size = 20.0 if step % 3 == 2 else 1.0
+        return {name: torch.randn(shape, generator=generator) * size for name, (_, shape) in self.names.items()}
+
+    def over(self, parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+        members = [[p for name, p in parameters.items() if self.names[name][0] == g] for g in range(len(self.groups))]
+        return self.make([{**copy.deepcopy(group.numbers), "params": some} for group, some in
+                          zip(self.groups, members, strict=True)])  # fmt: skip
+
+    def joint(self) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
+        """One optimizer of all parameters: their values after the last step, and their states."""
+        parameters = self.parameters()
+        optimizer = self.over(parameters)
+        for step in range(_STEPS):
+            for name, gradient in self.gradients(step).items():
+                parameters[name].grad = gradient
+            type(optimizer).step(optimizer)
+        return (
+            {name: p.detach() for name, p in parameters.items()},
+            {name: dict(optimizer.state.get(p, {})) for name, p in parameters.items()},
+        )
+
+    def in_engine(self, states: Sequence[str], whole: Collection[int], cuts: int) -> dict[str, torch.Tensor]:
+        """As an engine updates: one parameter after another, in parts or whole, with states that the engine holds."""
+        masters = {name: p.detach() for name, p in self.parameters().items()}
+        held = {name: [torch.zeros_like(master) for _ in states] for name, master in masters.items()}
+        groups = {name: g for name, (g, _) in self.names.items()}
+        rule = ClientRule(self.over(self.parameters()), groups, states, whole)
+        for step in range(_STEPS):
+            gradients = self.gradients(step)
+            rule.begin_step()
+            for name, master in masters.items():
+                if groups[name] in whole:
+                    rule.update([_Fake(name, step + 1, master, gradients[name], held[name])])
+                    continue
+                cut = (master.numel() // 3) // cuts * cuts
+                ends = sorted({0, cut, min(master.numel(), cut + 5 * cuts), master.numel()})
+                flat, gradient, slots = master.view(-1), gradients[name].view(-1), [s.view(-1) for s in held[name]]
+                fakes = [_Fake(name, step + 1, flat[a:b], gradient[a:b].clone(), [s[a:b] for s in slots])
+                         for a, b in zip(ends, ends[1:], strict=False)]  # fmt: skip
+                rule.update(fakes[:2])
+                if len(fakes) > 2:
+                    rule.update(fakes[2:])
+            rule.end_step()
+        return masters
+
+    def difference(self, a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor], group: int = -1) -> float:
+        """0 for equal bits. group: of this one only."""
+        names = [name for name in a if group in (-1, self.names[name][0])]
+        if all(torch.equal(a[name], b[name]) for name in names):
+            return 0.0
+        start = self.parameters()
+        moved = max(float((a[name] - start[name]).abs().max()) for name in names) or 1.0
+        found = max(float((a[name] - b[name]).abs().max()) for name in names) / moved or 1e-30
+        return found if math.isfinite(found) else _FAILED
+
+
+def _holds_parameters(value: Any, depth: int = 3) -> bool:
+    if isinstance(value, torch.optim.Optimizer | torch.nn.Module):
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if depth > 0 and isinstance(value, Mapping):
+        return any(_holds_parameters(each, depth - 1) for each in value.values())
+    if depth > 0 and isinstance(value, list | tuple | set):
+        return any(_holds_parameters(each, depth - 1) for each in value)
+    return False
+
+
+def _copied(optimizer: torch.optim.Optimizer) -> Make:
+    """Makes optimizers of the same class with the same attributes over other groups. ConfigError if that cannot be."""
+    left_out = ("param_groups", "state", "step")
+    attributes = {name: value for name, value in vars(optimizer).items() if name not in left_out}
+    if held := sorted(name for name, value in attributes.items() if _holds_parameters(value)):
+        raise ConfigError(f"it keeps parameters or another optimizer in {', '.join(held)}, which the engine cannot cut")
+
+    initial = _initial_state(optimizer)
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = object.__new__(type(optimizer))
+        made.__dict__.update(copy.deepcopy(attributes))
+        made.param_groups, made.state = groups, defaultdict(dict)
+        if initial:
+            for group in groups:
+                made.state.update({p: _made(initial, p.detach()) for p in group["params"]})
+        return made
+
+    return make
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """The program's random numbers stay as they are."""
+    before = random.getstate()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            yield
+    finally:
+        random.setstate(before)
+
+
+def probe(optimizer: torch.optim.Optimizer) -> Properties:
+    """[local] Runs a copy of the optimizer on small parameters, and says how an engine can shard its updates.
+
+    The copy has its class, attributes and groups' numbers. The optimizer, its parameters and the random numbers of the
+    program stay as they are.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        return Properties("refused", reason="step() needs a closure, but the engine runs backward()")
+    kinds: list[_Group] = []  # equal groups are tried once
+    kind_of: list[int] = []
+    for group in optimizer.param_groups:
+        numbers = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        dimensions = frozenset(min(p.dim(), 4) for p in group["params"]) or frozenset((1, 2))
+        made = _Group(numbers, dimensions)
+        found = (k for k, kind in enumerate(kinds) if kind.dimensions == dimensions and _same(kind.numbers, numbers))
+        kind_of.append(next(found, len(kinds)))
+        if kind_of[-1] == len(kinds):
+            kinds.append(made)
+    try:
+        make = _copied(optimizer)
+    except ConfigError as fault:
+        return Properties("refused", reason=str(fault))
+    with _undisturbed():
+        try:
+            properties = _probed(_Trial(make, kinds))
+        except Exception as fault:  # of a class that does what nobody expects
+            return Properties("refused", reason=f"it cannot be tried: {type(fault).__name__}: {fault}")
+    return replace(properties, groups=tuple(properties.groups[k] for k in kind_of) if properties.groups else ())
+
+
+def _probed(trial: _Trial) -> Properties:
+    try:
+        _seed(1)
+        values, states = trial.joint()
+    except Exception as fault:
+        return Properties("refused", reason=f"step() failed: {type(fault).__name__}: {fault}")
+    _seed(2)
+    if trial.difference(values, trial.joint()[0]) != 0:
+        return Properties("refused", reason="its updates are drawn at random, or differ each time")
+    elements, numbers = _divided(states, {name: shape for name, (_, shape) in trial.names.items()})
+    for name in elements:
+        dtypes = {state[name].dtype for state in states.values() if state.get(name) is not None}
+        if wide := dtypes - set(_EXACT):
+            return Properties("refused", reason=f"its state {name} is {wide.pop()}; the engine's are fp32")
+    if len(elements) > MOST_STATES:
+        return Properties("refused", reason=f"it has {len(elements)} states per element, expected up to {MOST_STATES}")
+
+    def compared(whole: Collection[int], group: int = -1) -> tuple[float, str]:
+        """The difference, the larger one of two ways to cut, and what failed."""
+        largest = 0.0
+        for cuts in (16, 1):
+            try:
+                largest = max(largest, trial.difference(values, trial.in_engine(elements, whole, cuts), group))
+            except Exception as fault:
+                return _FAILED, f"step() of parts of parameters failed: {type(fault).__name__}: {fault}"
+            if largest > _CLOSE:
+                break
+        return largest, f"updates of parts of a parameter differ by {largest:.0e}"
+
+    count = len(trial.groups)
+    difference, reason = compared(())
+    if difference <= _CLOSE:
+        return Properties("elements", ("elements",) * count, difference == 0, elements, numbers, difference)
+    every = range(count)
+    whole = [g for g in every if compared([h for h in every if h != g], g)[0] > _CLOSE]
+    together, failed = compared(whole)
+    if together > _CLOSE:
+        by = f"the update of one needs the others (a difference of {together:.0e})"
+        apart = failed if together == _FAILED else by
+        return Properties("coupled", (), False, elements, numbers, together, f"it couples parameters: {apart}")
+    groups = tuple("whole" if g in whole else "elements" for g in every)
+    return Properties("whole", groups, together == 0, elements, numbers, together, reason)
+
+
+def _seed(number: int) -> None:
+    torch.manual_seed(number)
+    random.seed(number)
+
+
+def _divided(
+    states: Mapping[str, Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the states that have a value per element, and of the others."""
+    names = list(dict.fromkeys(key for state in states.values() for key in state))
+
+    def per_element(key: str) -> bool:
+        found = [(state[key], torch.Size(shapes[name])) for name, state in states.items()
+                 if state.get(key) is not None]  # fmt: skip
+        tensors = all(isinstance(value, torch.Tensor) and value.shape == shape for value, shape in found)
+        return tensors and any(shape.numel() > 1 for _, shape in found)
+
+    elements = tuple(name for name in names if per_element(name))
+    return elements, tuple(name for name in names if name not in elements)

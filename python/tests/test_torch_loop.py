@@ -1,0 +1,194 @@
+"""A loop of torch as it stands: loss.backward(), a norm, optimizer.step(), optimizer.zero_grad()."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import batch, config, network, nightly, without
+
+import libzero
+
+O = torch.optim
+MAKE: dict[str, Callable[[Any], O.Optimizer]] = {
+    "AdamW": lambda ps: O.AdamW(ps, lr=1e-3),
+    "RMSprop": lambda ps: O.RMSprop(ps, lr=1e-3, eps=1e-3),
+}
+
+
+def clean(stage: int, **more: Any) -> dict[str, Any]:
+    return without("gradient_clipping", without("optimizer", config(stage, **more)))
+
+
+def loop(
+    model: Any, optimizer: O.Optimizer, clip: Callable[[], Any], ranks: list[int], steps: int, micro: int
+) -> tuple[list[float], list[float]]:
+    """Losses of the first of the ranks whose samples it has, and norms."""
+    losses, norms = [], []
+    for step in range(steps):
+        for part in range(micro):
+            each = [model(batch(rank, step * micro + part)).square().mean() for rank in ranks]
+            losses.append(each[0].item())
+            loss = torch.stack(each).mean() / micro
+            loss.backward()
+        norms.append(float(clip()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms
+
+
+@pytest.mark.parametrize("clip", [None, 0.02])
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("name", MAKE)
+def test_it_trains_as_in_one_process(name: str, micro: int, clip: float | None) -> None:
+    """Losses to 1e-5 over 50 steps, norms to 1e-5, at every stage, for a built-in rule and another one."""
+    make, base, steps = MAKE[name], network(), 50
+
+    def none() -> float:
+        return 0.0
+
+    plain = copy.deepcopy(base)
+    reference = make(plain.parameters())
+    norm = none if clip is None else lambda: torch.nn.utils.clip_grad_norm_(plain.parameters(), clip)
+    losses, norms = loop(plain, reference, norm, [0, 1], steps, micro)
+    if clip is not None:
+        assert max(norms) > clip
+
+    def rank(comm: libzero.Communicator) -> Any:
+        model = copy.deepcopy(base)
+        optimizer = make(model.parameters())
+        own = type(optimizer)
+        with libzero.Engine(model, clean(stage), comm=comm, optimizer=optimizer) as engine:
+            assert isinstance(optimizer, own) and engine.optimizer is optimizer
+            own_norm = none if clip is None else lambda: engine.clip_grad_norm_(clip)
+            found = loop(model, optimizer, own_norm, [comm.rank], steps, micro)
+            return *found, engine.state_hash()
+
+    hashes = set()
+    for stage in range(4):
+        got, got_norms, digest = libzero.run_ranks(2, rank)[0]
+        assert got == pytest.approx(losses, rel=1e-5, abs=1e-7), stage
+        assert got_norms == pytest.approx(norms, rel=1e-5), stage
+        hashes.add(digest)
+    assert len(hashes) <= (1 if micro == 1 else 2)  # the two families of accumulation
+
+
+@pytest.mark.parametrize("stage", [0, nightly(1), nightly(2), 3])
+def test_calls_between_backward_and_step(stage: int) -> None:
+    base = network()
+    plain, model = copy.deepcopy(base), copy.deepcopy(base)
+    reference, optimizer = O.SGD(plain.parameters(), lr=0.1), O.SGD(model.parameters(), lr=0.1)
+    with libzero.Engine(model, clean(stage), optimizer=optimizer) as engine:
+
+        def same(limit: Callable[[Any], Any] | None = None) -> None:
+            for each, by in ((plain, reference), (model, optimizer)):
+                each(batch(0, 1)).square().mean().backward()
+                if limit is not None:
+                    limit(each)
+                by.step()
+                by.zero_grad()
+            copied = engine.unsharded_copy()
+            for ours, theirs in zip(copied.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+        same()
+        # Gradients that were dropped change nothing, also after their reduction.
+        model(batch(0, 5)).square().mean().backward()
+        optimizer.zero_grad()
+        optimizer.zero_grad()
+        same()
+        model(batch(0, 5)).square().mean().backward()
+        assert engine.clip_grad_norm_(math.inf) > 0
+        optimizer.zero_grad()
+        same()
+
+        def by_value(each: Any) -> None:
+            if each is plain:
+                torch.nn.utils.clip_grad_value_(plain.parameters(), 1e-3)
+            else:
+                engine.clip_grad_value_(1e-3)
+
+        same(by_value)
+
+        def nothing(each: Any) -> None:
+            if each is plain:
+                torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.0)
+            else:
+                assert engine.clip_grad_norm_(0.0) > 0
+
+        same(nothing)
+        # A gradient that is set after the norm was asked for counts.
+        model(batch(0, 1)).square().mean().backward()
+        engine.clip_grad_norm_(1e9)
+        engine.set_gradient("0.weight", torch.full((32, 8), 3.0))
+        assert float(engine.clip_grad_norm_(1e9)) == pytest.approx(
+            math.sqrt(9 * 32 * 8 + sum(float(engine.gradient(name).square().sum()) for name, _ in
+                                       plain.named_parameters() if name != "0.weight")), rel=1e-5)  # fmt: skip
+        optimizer.zero_grad()
+        # The engine's words in the same loop.
+        engine.backward(model(batch(0, 2)).square().mean())
+        with pytest.raises(libzero.ConfigError, match="called 2 times without step"):
+            engine.backward(model(batch(0, 2)).square().mean())
+        engine.discard_micro_batch()
+
+
+def test_what_cannot_be_meant_is_an_error_in_words() -> None:
+    model = network()
+    optimizer = O.AdamW(model.parameters())
+    engine = libzero.Engine(model, clean(2), optimizer=optimizer)
+    with pytest.raises(libzero.ConfigError, match="expected between the last backward.. and step"):
+        engine.clip_grad_norm_(1.0)
+    model(batch()).square().mean().backward()
+    with pytest.raises(RuntimeError, match=r"got the gradient of parameter .* engine.clip_grad_norm_\(\)"):
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(libzero.ConfigError, match="got -1, expected 0 or more"):
+        engine.clip_grad_norm_(-1.0)
+    with pytest.raises(libzero.ConfigError, match=r"engine.unsharded_copy\(\)"):
+        copy.deepcopy(model)
+    with pytest.raises(AttributeError, match="AdamW has no eval"):
+        optimizer.eval()  # type: ignore[attr-defined]
+    assert not hasattr(optimizer, "train")
+    engine.close()
+
+    half = network()
+    scaled = O.AdamW(half.parameters())
+    with libzero.Engine(half, clean(1, fp16={"enabled": True, "initial_scale_power": 4}), optimizer=scaled) as engine:
+        loss = half(batch().half()).float().square().mean()
+        with pytest.raises(RuntimeError, match="in fp16 of a loss that is not scaled"):
+            loss.backward()
+        engine.discard_micro_batch()
+        engine.scale(half(batch().half()).float().square().mean()).backward()
+        scaled.step()
+        assert engine.global_step == 1 and engine.skipped_steps == 0
+
+
+def test_an_optimizer_with_two_modes_is_refused_where_it_would_change_parameters() -> None:
+    class Free(O.SGD):
+        def train(self) -> None:
+            raise AssertionError
+
+        eval = train
+
+    model = network()
+    optimizer = Free(model.parameters(), lr=0.1)
+    with libzero.Engine(model, clean(1), optimizer=optimizer):
+        with pytest.raises(libzero.ConfigError, match=r"cannot call Free.eval\(\): it changes parameters"):
+            optimizer.eval()
+
+
+def test_clipping_is_the_configurations_if_it_says_so() -> None:
+    base = network()
+    plain, model = copy.deepcopy(base), copy.deepcopy(base)
+    plain(batch()).square().mean().backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01))
+    reference = O.SGD(plain.parameters(), lr=0.1)
+    reference.step()
+    optimizer = O.SGD(model.parameters(), lr=0.1)
+    with libzero.Engine(model, {**clean(1), "gradient_clipping": 0.01}, optimizer=optimizer) as engine:
+        model(batch()).square().mean().backward()
+        result = engine.step()
+        assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+        for ours, theirs in zip(engine.unsharded_copy().parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
