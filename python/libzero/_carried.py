@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
+import importlib
 import io
 import json
 import pickle
+import sys
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,24 +23,43 @@ _MINE = ("params", "lr", "pattern")
 _PLAIN = (bool, int, float, str, type(None))
 
 
+def _accepted() -> list[Any]:
+    """Classes that programs keep values in, and that run nothing when they are loaded, on top of torch's own."""
+    classes: list[Any] = [argparse.Namespace, types.SimpleNamespace]
+    numpy = sys.modules.get("numpy")  # where it was not imported no value is of it
+    if numpy is not None:
+        array = numpy.empty(0).__reduce__()[0]  # its maker, whose module depends on the version
+        scalar = numpy.float64(0).__reduce__()[0]
+        kinds = {type(numpy.dtype(kind)) for kind in numpy.sctypeDict.values()}
+        classes += [numpy.ndarray, numpy.dtype, array, scalar, *kinds]
+    return classes
+
+
 def encoded(value: Any, what: str) -> str:
-    """[local] As text. TypeError that names `what` for what torch.load(weights_only=True) would not read."""
+    """[local] As text. TypeError that names `what` for what decoded() would not read."""
     buffer = io.BytesIO()
-    torch.save(value, buffer)
-    text = base64.b64encode(buffer.getvalue()).decode("ascii")
     try:
+        torch.save(value, buffer)
+        text = base64.b64encode(buffer.getvalue()).decode("ascii")
         decoded(text)
-    except pickle.UnpicklingError as fault:
+    except (pickle.PickleError, AttributeError, TypeError) as fault:  # the last two: of what pickle cannot write
         raise TypeError(
-            f"{what}: got an object that cannot be loaded safely, expected tensors, numbers, text, and lists, "
-            f"tuples and dicts of them. {str(fault).splitlines()[0]}"
+            f"{what}: got an object that cannot be loaded safely, expected tensors, numbers, text, arrays of numpy, "
+            f"and lists, tuples, dicts and argparse.Namespaces of them. {str(fault).splitlines()[0]}"
         ) from None
     return text
 
 
 def decoded(text: str) -> Any:
-    """[local] Executes nothing."""
-    return torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    """[local] What encoded() wrote. Executes nothing of the text."""
+    data = io.BytesIO(base64.b64decode(text))
+    try:
+        return torch.load(data, weights_only=True)
+    except pickle.UnpicklingError:
+        importlib.import_module("numpy")
+        data.seek(0)
+        with torch.serialization.safe_globals(_accepted()):
+            return torch.load(data, weights_only=True)
 
 
 def modules_with_extra_state(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

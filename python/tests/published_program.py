@@ -1,8 +1,11 @@
 """Programs in the manner of those that are published for DeepSpeed, of own making. frameworks_program.py runs them."""
 
+import argparse
 import json
 import os
+import random
 
+import numpy
 import torch
 import transformers
 from torch import nn
@@ -174,8 +177,50 @@ def gpt_batch(seed):
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "mask": mask}
 
 
+class Annealed:
+    """A schedule of the program, moved by so many samples."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.samples = optimizer, 0
+        self.step(0)
+
+    def step(self, increment):
+        self.samples += increment
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1e-2 * rate(self.samples // 8)
+
+    def state_dict(self):
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state):
+        self.samples = state["samples"]
+
+
+class Parallel:
+    """What such programs call an mpu: here all ranks are data-parallel."""
+
+    def __init__(self):
+        import deepspeed
+
+        self.world = deepspeed.comm.new_group(list(range(RANKS)))
+        self.own = [deepspeed.comm.new_group([rank]) for rank in range(RANKS)][RANK]
+        for kind in ("model", "tensor_model", "pipeline_model", "sequence"):
+            setattr(self, f"get_{kind}_parallel_rank", lambda: 0)
+            setattr(self, f"get_{kind}_parallel_world_size", lambda: 1)
+            setattr(self, f"get_{kind}_parallel_group", lambda: self.own)
+
+    def get_data_parallel_rank(self):
+        return RANK
+
+    def get_data_parallel_world_size(self):
+        return RANKS
+
+    def get_data_parallel_group(self):
+        return self.world
+
+
 def megatron(words, stage):
-    """initialize() with groups, activations checkpointed, backward and step per micro-batch, evaluation in between."""
+    """The program's optimizer and schedule, an mpu, seeds, activations checkpointed, a checkpoint with its state."""
 
     def loss_of(model, batch):
         places = torch.arange(12).expand_as(batch["tokens"])
@@ -188,28 +233,66 @@ def megatron(words, stage):
         start = GPT()
         losses = plain_loop(start, batches, loss_of, decay_groups(start))
         with torch.no_grad():
-            return {"losses": losses, "eval": loss_of(start, gpt_batch(99)).item(), "sum": sum_of(start)}
+            found = loss_of(start, gpt_batch(99)).item()
+        return {"losses": losses, "eval": found, "sum": sum_of(start), "again": losses[6:]}
     import deepspeed
 
-    deepspeed.checkpointing.configure(None, deepspeed_config=settings(stage), partition_activations=False)
-    with deepspeed.zero.Init(enabled=stage == 3, config_dict_or_path=settings(stage)):
-        model = GPT(checkpoint=deepspeed.checkpointing.checkpoint)
-    engine, optimizer, _, schedule = deepspeed.initialize(
-        args=words, model=model, model_parameters=decay_groups(model), config=settings(stage)
-    )
-    losses = []
-    for batch in parts(batches):
-        engine.train()
-        loss = loss_of(engine, batch)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+    mpu = Parallel()
+    config = {key: value for key, value in settings(stage).items() if key not in ("optimizer", "scheduler")}
+    deepspeed.checkpointing.configure(
+        mpu, deepspeed_config=config, partition_activations=True, contiguous_checkpointing=False, num_checkpoints=2,
+        checkpoint_in_cpu=False, synchronize=False, profile=False,
+    )  # fmt: skip
+
+    def parts_of():
+        deepspeed.checkpointing.model_parallel_cuda_manual_seed(4)
+        with deepspeed.zero.Init(
+            data_parallel_group=mpu.get_data_parallel_group(), remote_device=None, config_dict_or_path=config,
+            enabled=stage == 3, mpu=mpu,
+        ):  # fmt: skip
+            model = GPT(checkpoint=deepspeed.checkpointing.checkpoint)
+        with deepspeed.checkpointing.get_cuda_rng_tracker().fork():
+            torch.rand(3)
+        adam = torch.optim.AdamW(decay_groups(model), lr=1e-2, weight_decay=0.01)
+        engine, optimizer, _, schedule = deepspeed.initialize(
+            args=words, model=model, optimizer=adam, lr_scheduler=Annealed(adam), mpu=mpu, config=config,
+            dist_init_required=False,
+        )  # fmt: skip
+        return engine, optimizer, schedule
+
+    def train(engine, begin, end):
+        losses = []
+        for number, batch in list(enumerate(parts(batches)))[begin:end]:
+            engine.train()
+            engine.set_train_batch_size(8)
+            loss = loss_of(engine, batch)
+            engine.backward(loss)
+            engine.step(lr_kwargs={"increment": 8})
+            losses.append(loss.item())
+            assert engine.was_step_applied() == bool(number % 2)
+        return mean_of(losses)
+
+    engine, optimizer, schedule = parts_of()
+    losses = train(engine, 0, 6)
+    random_states = {"numpy": numpy.random.get_state(), "random": random.getstate(), "torch": torch.get_rng_state(),
+                     "tracker": deepspeed.checkpointing.get_cuda_rng_tracker().get_states()}  # fmt: skip
+    state = {"iteration": 3, "args": argparse.Namespace(lr=1e-2), "rng": [random_states]}
+    engine.save_checkpoint(f"{words.folder}/megatron-{stage}", "global_step3", client_state=state)
+    losses += train(engine, 6, 12)
     engine.eval()
     with torch.no_grad():
         found = [loss_of(engine, batch).item() for batch in parts([gpt_batch(99)])]
     assert engine.global_steps == 6 and optimizer.param_groups[1]["weight_decay"] == 0.0
-    assert schedule.get_last_lr() == engine.get_lr()
-    seen = {"losses": mean_of(losses), "eval": mean_of(found)[0], "sum": weights_of(engine, stage)}
+    assert schedule.samples == 48 and engine.global_samples == 48
+    seen = {"losses": losses, "eval": mean_of(found)[0], "sum": weights_of(engine, stage)}
+    engine.destroy()
+
+    engine, _, schedule = parts_of()
+    _, state = engine.load_checkpoint(f"{words.folder}/megatron-{stage}")
+    numpy.random.set_state(state["rng"][0]["numpy"])
+    deepspeed.checkpointing.get_cuda_rng_tracker().set_states(state["rng"][0]["tracker"])
+    assert (state["iteration"], state["args"].lr, schedule.samples) == (3, 1e-2, 24)
+    seen["again"] = train(engine, 6, 12)
     engine.destroy()
     return seen
 

@@ -7,6 +7,7 @@ import copy
 import json
 import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -901,3 +902,110 @@ def test_the_error_of_endless_overflow_names_the_rank_whose_loss_it_was(programs
     )
     assert "2 steps in a row had non-finite gradients" in out
     assert "the loss of the last step was not finite on rank 1. Hint" in out, out
+
+
+# ---- what Megatron's programs call ----
+class OneOf:
+    """An mpu whose ranks are all data-parallel, but for one kind."""
+
+    def __init__(self, **degrees: int) -> None:
+        for name, degree in {"model": 1, **degrees}.items():
+            setattr(self, f"get_{name}_parallel_world_size", lambda degree=degree: degree)
+
+
+def test_named_states_of_the_generator_are_forked() -> None:
+    checkpointing = deepspeed.checkpointing
+    checkpointing.model_parallel_cuda_manual_seed(5)
+    tracker = checkpointing.get_cuda_rng_tracker()
+    own, named = (torch.Generator().manual_seed(seed) for seed in (5, 5 + 2718))
+    for _ in range(2):
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=own))
+        with tracker.fork():
+            assert torch.equal(torch.rand(3), torch.rand(3, generator=named))
+    states = tracker.get_states()
+    with tracker.fork():
+        first = torch.rand(3)
+    tracker.set_states(states)
+    with tracker.fork(), pytest.raises(RuntimeError):  # an error leaves the generator's own state, too
+        assert torch.equal(torch.rand(3), first)
+        raise RuntimeError
+    assert torch.equal(torch.rand(3), torch.rand(3, generator=own))
+    tracker.add("more", 7)
+    for wrong in (("more", 8), ("other", 7)):
+        with pytest.raises(ValueError, match="expected new ones"):
+            tracker.add(*wrong)
+    with pytest.raises(ValueError, match="got 'none', expected one of model-parallel-rng, more"), tracker.fork("none"):
+        pass
+    checkpointing.model_parallel_reconfigure_tp_seed(9)
+    with tracker.fork():
+        assert torch.equal(torch.rand(3), torch.rand(3, generator=torch.Generator().manual_seed(9 + 2718)))
+    tracker.reset()
+    assert not tracker.get_states()
+
+
+def test_a_segment_that_is_computed_again_forks_the_same_state() -> None:
+    checkpointing = deepspeed.checkpointing
+    checkpointing.model_parallel_cuda_manual_seed(5)
+    tracker = checkpointing.get_cuda_rng_tracker()
+
+    def segment(x: torch.Tensor) -> torch.Tensor:
+        with tracker.fork():
+            return torch.nn.functional.dropout(x.sin(), 0.5)
+
+    x = torch.linspace(0.1, 1, 64, requires_grad=True)
+    outputs = [checkpointing.checkpoint(segment, x) for _ in range(3)]
+    after = tracker.get_states()
+    torch.autograd.backward(sum(output.sum() for output in outputs))
+    assert x.grad is not None
+    expected = sum((output.detach() != 0) * 2 * x.detach().cos() for output in outputs)
+    torch.testing.assert_close(x.grad, expected)
+    assert torch.equal(tracker.get_states()["model-parallel-rng"], after["model-parallel-rng"])
+    tracker.reset()
+
+
+def test_a_client_state_has_the_programs_arguments_and_arrays(tmp_path: Path) -> None:
+    """As Megatron saves them: argparse's, and the states of numpy's and Python's generators."""
+    numpy = pytest.importorskip("numpy")
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=config(1))
+    state = {
+        "args": argparse.Namespace(lr=0.5, layers=[1, 2]),
+        "numpy": numpy.random.get_state(),
+        "python": random.getstate(),
+        "steps": numpy.int64(3),
+        "half": numpy.ones(2, numpy.float16),
+    }
+    engine.save_checkpoint(tmp_path, client_state=state)
+    _, found = engine.load_checkpoint(tmp_path)
+    assert found is not None
+    assert found["args"] == state["args"] and found["python"] == state["python"] and found["steps"] == 3
+    assert found["numpy"][0] == "MT19937" and (found["numpy"][1] == state["numpy"][1]).all()
+    assert found["half"].dtype == numpy.float16 and found["half"].tolist() == [1, 1]
+    for wrong in (network(), argparse.ArgumentParser(), numpy.array([argparse.ArgumentParser()])):
+        with pytest.raises(TypeError, match="client_state: got an object that cannot be loaded safely"):
+            engine.save_checkpoint(tmp_path, client_state={"args": argparse.Namespace(model=wrong)})
+
+
+def test_ranks_that_a_program_cuts_the_model_over_are_refused() -> None:
+    deepspeed.init_distributed()
+    world = deepspeed.comm.new_group([0])
+    with deepspeed.zero.Init(data_parallel_group=world, sequence_data_parallel_group=world, mpu=OneOf(sequence=1)):
+        model = network()
+    engine, _, _, _ = deepspeed.initialize(model=model, config=config(3), mpu=OneOf())
+    engine.set_train_batch_size(engine.train_batch_size())
+    engine.set_train_micro_batch_size(4)
+    with pytest.raises(NotImplementedError, match="cannot change train_batch_size from 4 to 8"):
+        engine.set_train_batch_size(8)
+    with pytest.raises(NotImplementedError, match="cannot change train_micro_batch_size_per_gpu from 4 to 1"):
+        engine.set_train_micro_batch_size(1)
+    for kind in ("model", "tensor_model", "pipeline_model", "pipe", "sequence"):
+        degree = f"mpu.get_{kind}_parallel_world_size\\(\\) is 2, expected 1"
+        for made in (
+            lambda mpu: deepspeed.zero.Init(mpu=mpu),
+            lambda mpu: deepspeed.checkpointing.configure(mpu),
+            lambda mpu: deepspeed.initialize(model=network(), config=config(3), mpu=mpu),
+        ):
+            with pytest.raises(NotImplementedError, match=degree):
+                made(OneOf(**{kind: 2}))
+        deepspeed.zero.Init(mpu=OneOf(**{kind: 2}), enabled=False)
+    with pytest.raises(NotImplementedError, match="param_swapper"):
+        deepspeed.zero.Init(param_swapper=object())

@@ -311,6 +311,8 @@ def test_programs_as_they_are_published(tmp_path: Path) -> None:
     require_same(seen, wanted, loose=("average",))
     for case in ("bert", "megatron"):
         require_moved(wanted[f"published.{case}"]["losses"])
+        for stage in (1, 2, 3):
+            assert seen[f"published.{case} {stage}"]["again"] == seen[f"published.{case} {stage}"]["losses"][6:]
     for stage in (1, 2):
         average = seen[f"published.pictures {stage}"]["average"]
         assert average == pytest.approx(wanted["published.pictures"]["average"], rel=CLOSE)

@@ -22,6 +22,7 @@ from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.comm import TORCH_DISTRIBUTED_DEFAULT_PORT, init_distributed
 from libzero.deepspeed.git_version_info import git_branch, git_hash
 from libzero.deepspeed.runtime import lr_schedules, zero
+from libzero.deepspeed._held import require_no_model_parallel
 from libzero.deepspeed.runtime.activation_checkpointing import checkpointing
 from libzero.deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ModelParameters
 from libzero.deepspeed.runtime.config import DeepSpeedConfigError, read_config
@@ -96,15 +97,14 @@ def initialize(
         Hjson (with the package hjson): DeepSpeed's keys, checked strictly (docs/configuration.md).
     dist_init_required: False where torch.distributed is to be started already; else it is started if it is not.
 
-    ConfigError for what does not fit, on every rank. NotImplementedError for mesh_param, and for an mpu with more than
-    one model-parallel rank.
+    ConfigError for what does not fit, on every rank. NotImplementedError for mesh_param, and for an mpu whose ranks are
+    not all data-parallel.
     """
     if model is None:
         raise AssertedConfigError("[deepspeed] initialize: got no model, expected a torch.nn.Module")
     if mesh_param is not None:
         raise NotImplementedError("cannot use mesh_param: device meshes are not built. Hint: leave it out.")
-    if mpu is not None and mpu.get_model_parallel_world_size() > 1:
-        raise NotImplementedError("cannot use mpu: it has more than one model-parallel rank")
+    require_no_model_parallel(mpu, "cannot use mpu")
     given = _configuration(args, config if config is not None else config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
     found = read_config(given)

@@ -1,10 +1,11 @@
-"""The attributes that programs know stage 3's parameters by."""
+"""The attributes that programs know stage 3's parameters by, and what they hand over of their own parallelism."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -48,3 +49,19 @@ def mark_rounded(parameter: torch.Tensor, dtype: torch.dtype | None) -> None:
 def was_rounded(parameter: torch.Tensor) -> bool:
     """[local] Whether mark_rounded() noted so."""
     return parameter.__dict__.get("_zero_rounded", False) is True
+
+
+_DEGREES = tuple(
+    f"get_{kind}_parallel_world_size" for kind in ("model", "tensor_model", "pipeline_model", "pipe", "sequence")
+)
+
+
+def require_no_model_parallel(mpu: Any, what: str) -> None:
+    """[local] NotImplementedError that begins with `what` for an mpu whose ranks are not all data-parallel."""
+    for name in _DEGREES:
+        degree = getattr(mpu, name, lambda: 1)()
+        if degree > 1:
+            raise NotImplementedError(
+                f"{what}: mpu.{name}() is {degree}, expected 1. Hint: tensor_parallel.autotp_size and "
+                "sequence_parallel_size of the configuration."
+            )

@@ -79,8 +79,7 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "get_offloaded_activations_for_backward get_partition_size get_partition_start "
         "get_partitioned_activations_for_backward partition_activations partition_activations_in_checkpoint "
         "restore_offloaded_activations",
-        (REFUSED, _TENSOR): "CudaRNGStatesTracker get_cuda_rng_tracker model_parallel_cuda_manual_seed "
-        "model_parallel_reconfigure_tp_seed mp_group mp_rank mp_size mpu",
+        (REFUSED, _TENSOR): "mp_group mp_rank mp_size mpu",
     },
     "deepspeed.moe.layer": {
         (REFUSED, _MOE): "Experts MOELayer",
@@ -125,8 +124,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "random_ltd_initialize set_custom_curriculum_learning_schedule set_data_post_process_func",
         (REFUSED, _ONE_FORMAT): "load_moe_state_dict",
         (REFUSED, _ZENFLOW): "zenflow_config",
-        (REFUSED, "the batch is the configuration's. Hint: gradient_accumulation_steps."): "set_train_batch_size "
-        "set_train_micro_batch_size",
         (MEANINGLESS, _KEY): "aio_config checkpoint_serialization_enabled checkpoint_tag_validation_enabled "
         "checkpoint_tag_validation_fail checkpoint_writer_enabled cpuadam_cores_perc dynamic_loss_scale_args "
         "get_optimizer_configuration is_sanity_checks_enabled optimizer_legacy_fusion super_offload "

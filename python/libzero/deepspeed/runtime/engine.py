@@ -565,6 +565,21 @@ class DeepSpeedEngine(torch.nn.Module):
     def empty_partition_cache(self) -> None:
         """[local] Nothing: between steps no parameter is whole at stage 3 but within GatheredParameters."""
 
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """[local] Accepts the batch that train_batch_size() gives. NotImplementedError for another one."""
+        self._require_batch("train_batch_size", train_batch_size, self.train_batch_size())
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """[local] The same for train_micro_batch_size_per_gpu()."""
+        self._require_batch("train_micro_batch_size_per_gpu", micro_batch_size, self.train_micro_batch_size_per_gpu())
+
+    def _require_batch(self, key: str, given: int, own: int) -> None:
+        if given != own:
+            raise NotImplementedError(
+                f"[deepspeed] cannot change {key} from {own} to {given}: a batch that grows is not built. Hint: "
+                "set_gradient_accumulation_boundary() lets the program count micro-batches."
+            )
+
     def train_batch_size(self) -> int:
         """[local] Samples of one update over all data-parallel ranks."""
         return self.train_micro_batch_size_per_gpu() * self.gradient_accumulation_steps() * self.dp_world_size
@@ -855,8 +870,8 @@ class DeepSpeedEngine(torch.nn.Module):
     ) -> bool:
         """[collective] Writes SAVE_DIR/TAG in libzero's format (docs/checkpoints.md); tag: "global_stepN" if not given.
 
-        client_state: rank 0's is saved; tensors, numbers, text, lists, tuples and dicts of them. TypeError for other
-        objects. save_latest: a load without a tag takes this one. exclude_frozen_parameters: without them, and
+        client_state: rank 0's is saved; tensors, numbers, text, arrays of numpy, lists, tuples, dicts and
+        argparse.Namespaces of them. TypeError for other objects. save_latest: a load without a tag takes this one. exclude_frozen_parameters: without them, and
         load_checkpoint() leaves the model's as they are. False: with libzero.save_errors "warn" it has failed. Of a
         save in the background (checkpoint.writer.decoupled) True says that it has begun. zero_to_fp32.py in SAVE_DIR
         writes a checkpoint's weights in fp32.

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch.utils.checkpoint
 
+from libzero.deepspeed._held import require_no_model_parallel
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.accelerator import get_accelerator
+from libzero.deepspeed.runtime.activation_checkpointing._random_states import PARALLEL, TRACKER, CudaRNGStatesTracker
 from libzero.deepspeed.runtime.config import NOT_CHECKPOINTED, read_config
 from libzero.deepspeed.utils.debug import see_memory_usage
 
-__all__ = ["checkpoint", "configure", "is_configured", "non_reentrant_checkpoint", "reset", "see_memory_usage"]
+__all__ = [
+    "CudaRNGStatesTracker",
+    "checkpoint",
+    "configure",
+    "get_cuda_rng_tracker",
+    "is_configured",
+    "model_parallel_cuda_manual_seed",
+    "model_parallel_reconfigure_tp_seed",
+    "non_reentrant_checkpoint",
+    "reset",
+    "see_memory_usage",
+]
 
 _configured = False
 
@@ -33,8 +48,7 @@ def configure(
     """
     global _configured
     block = read_config(deepspeed_config).get("activation_checkpointing", {}) if deepspeed_config is not None else {}
-    if mpu_ is not None and mpu_.get_model_parallel_world_size() > 1:
-        raise NotImplementedError("cannot configure checkpointing: mpu has more than one model-parallel rank")
+    require_no_model_parallel(mpu_, "cannot configure checkpointing")
     wanted = {
         "contiguous_checkpointing": contiguous_checkpointing,
         "checkpoint_in_cpu": checkpoint_in_cpu,
@@ -50,7 +64,12 @@ def configure(
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """[local] function(*args, **kwargs), of which only the inputs are kept until backward computes it again."""
+    """[local] function(*args, **kwargs), of which only the inputs are kept until backward computes it again.
+
+    Random numbers are the same ones then, also those of get_cuda_rng_tracker().
+    """
+    if states := TRACKER.get_states():
+        kwargs = {"context_fn": lambda: (nullcontext(), TRACKER.again(states)), **kwargs}
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
 
 
@@ -60,6 +79,28 @@ non_reentrant_checkpoint = checkpoint
 def is_configured() -> bool:
     """[local] configure() was called."""
     return _configured
+
+
+def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
+    """[local] That of this process."""
+    return TRACKER
+
+
+_OFFSET = 2718
+"""DeepSpeed's and Megatron's, of the state for what differs between tensor-parallel ranks."""
+
+
+def model_parallel_cuda_manual_seed(seed: int) -> None:
+    """[local] Seeds the device's generator, and the tracker's one state, which begins as on tensor-parallel rank 0."""
+    TRACKER.reset()
+    get_accelerator().manual_seed(seed)
+    TRACKER.add(PARALLEL, seed + _OFFSET)
+
+
+def model_parallel_reconfigure_tp_seed(seed: int) -> None:
+    """[local] Seeds the tracker's state alone."""
+    with TRACKER.fork():
+        get_accelerator().manual_seed(seed + _OFFSET)
 
 
 def reset() -> None:

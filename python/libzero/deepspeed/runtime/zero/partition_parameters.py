@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from libzero.deepspeed import comm
-from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark, mark_rounded
+from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark, mark_rounded, require_no_model_parallel
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.runtime.config import KeptFp32, read_config, recipe_of
@@ -65,12 +65,6 @@ class Init:
         sequence_data_parallel_group: Any = None,
         param_swapper: Any = None,
     ) -> None:
-        groups = (data_parallel_group, mpu, zero_param_parallel_group, sequence_data_parallel_group, param_swapper)
-        if any(each is not None for each in groups):
-            raise NotImplementedError(
-                "cannot shard over some ranks in zero.Init: data_parallel_group, mpu, zero_param_parallel_group, "
-                "sequence_data_parallel_group and param_swapper are not built. Hint: leave them out."
-            )
         self.enabled = enabled
         given = config_dict_or_path if config_dict_or_path is not None else config
         settings = {} if given is None else read_config(given)
@@ -80,6 +74,20 @@ class Init:
         self._hooks: list[Any] = []
         if enabled:
             comm.init_distributed()
+            require_no_model_parallel(mpu, "cannot shard over some ranks in zero.Init")
+            parts = {
+                "data_parallel_group": data_parallel_group,
+                "sequence_data_parallel_group": sequence_data_parallel_group,
+                "zero_param_parallel_group": zero_param_parallel_group,
+            }
+            for name, group in parts.items():
+                if group is not None and comm.get_world_size(group) != comm.get_world_size():
+                    raise NotImplementedError(
+                        f"cannot shard over some ranks in zero.Init: {name} has {comm.get_world_size(group)} of "
+                        f"{comm.get_world_size()} ranks. Hint: leave it out."
+                    )
+            if param_swapper is not None:
+                raise NotImplementedError("cannot use a param_swapper in zero.Init. Hint: offload_param.device nvme.")
             cast = f" Parameters become {self._dtype}; libzero.keep_fp32 names those that stay fp32."
             log_dist_once(
                 "zero.Init: each rank holds the whole model until deepspeed.initialize() shards it. "
