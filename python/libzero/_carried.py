@@ -8,14 +8,17 @@ import base64
 import importlib
 import io
 import json
+import os
 import pickle
 import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
+
+from libzero.errors import IoError
 
 _MARK = "libzero.carried"
 _SUFFIX = "_extra_state"  # of torch's keys
@@ -50,9 +53,7 @@ def encoded(value: Any, what: str) -> str:
     return text
 
 
-def decoded(text: str) -> Any:
-    """[local] What encoded() wrote. Executes nothing of the text."""
-    data = io.BytesIO(base64.b64decode(text))
+def _loaded(data: BinaryIO) -> Any:
     try:
         return torch.load(data, weights_only=True)
     except pickle.UnpicklingError:
@@ -60,6 +61,23 @@ def decoded(text: str) -> Any:
         data.seek(0)
         with torch.serialization.safe_globals(_accepted()):
             return torch.load(data, weights_only=True)
+
+
+def decoded(text: str) -> Any:
+    """[local] What encoded() wrote. Executes nothing of the text."""
+    return _loaded(io.BytesIO(base64.b64decode(text)))
+
+
+def decoded_file(path: str | os.PathLike[str]) -> Any:
+    """[local] The same of a file that torch.save() wrote. IoError for one with other objects."""
+    with open(path, "rb") as file:
+        try:
+            return _loaded(file)
+        except pickle.UnpicklingError as fault:
+            raise IoError(
+                f"[checkpoint] {path}: got an object that cannot be loaded safely, expected tensors, numbers, text, "
+                f"lists, tuples and dicts. {str(fault).splitlines()[0]}"
+            ) from None
 
 
 def modules_with_extra_state(model: torch.nn.Module) -> dict[str, torch.nn.Module]:

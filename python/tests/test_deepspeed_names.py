@@ -8,6 +8,7 @@ import json
 import math
 import re
 import runpy
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, under_the_runner
+from conftest import Programs, find_zero, under_the_runner
 
 import libzero
 import libzero.deepspeed as deepspeed
@@ -506,11 +507,7 @@ def test_a_service_without_its_package_is_an_error(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every rank, as the program would train without its metrics; a folder of runs of the name is no package."""
-    from libzero.deepspeed.monitor.utils import (
-        check_comet_availability,
-        check_tb_availability,
-        check_wandb_availability,
-    )
+    from libzero.deepspeed.monitor import utils
 
     package = {"wandb": "wandb", "comet": "comet_ml"}[block]
     for place in sys.path:
@@ -522,8 +519,8 @@ def test_a_service_without_its_package_is_an_error(
     with pytest.raises(ImportError, match=re.escape(expected)):
         deepspeed.initialize(model=torch.nn.Linear(2, 1), config={"train_batch_size": 1, block: {"enabled": True}})
     with pytest.raises(ImportError, match="not installed"):
-        {"wandb": check_wandb_availability, "comet": check_comet_availability}[block]()
-    check_tb_availability()
+        {"wandb": utils.check_wandb_availability, "comet": utils.check_comet_availability}[block]()
+    utils.check_tb_availability()
     deepspeed.initialize(model=torch.nn.Linear(2, 1), config={"train_batch_size": 1, block: {"enabled": False}})
 
 
@@ -702,7 +699,7 @@ def test_experts_load_under_deepspeeds_names() -> None:
 
 
 def test_tools_of_checkpoints_work_on_those_of_libzero(tmp_path: Path) -> None:
-    from libzero.deepspeed.checkpoint import DeepSpeedCheckpoint, ds_to_universal
+    from libzero.deepspeed.checkpoint import ds_to_universal
     from libzero.deepspeed.checkpoint.utils import get_model_ckpt_name_for_rank, get_zero_ckpt_name_for_rank
     from libzero.deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -727,10 +724,56 @@ def test_tools_of_checkpoints_work_on_those_of_libzero(tmp_path: Path) -> None:
     words.input_folder = str(tmp_path / "other")
     with pytest.raises(libzero.ConfigError, match="expected a checkpoint of libzero. Hint: `zero checkpoint import`"):
         ds_to_universal.main(words)
-    with pytest.raises(NotImplementedError, match="there is one checkpoint format"):
-        DeepSpeedCheckpoint(str(tmp_path / "one"))
     assert get_model_ckpt_name_for_rank("d", "01") == "d/mp_rank_01_model_states.pt"
     assert get_zero_ckpt_name_for_rank("d", 3, 1) == "d/zero_pp_rank_3_mp_rank_01_optim_states.pt"
+
+
+def test_a_checkpoints_grid_and_state_are_read(tmp_path: Path) -> None:
+    """Of a folder of libzero, and of what it exports as DeepSpeed's universal checkpoint."""
+    from libzero.deepspeed.checkpoint import DeepSpeedCheckpoint, get_model_3d_descriptor
+
+    config = {"train_batch_size": 1, "optimizer": {"type": "Adam", "params": {"lr": 0.5}}}
+    engine, *_ = deepspeed.initialize(model=torch.nn.Linear(2, 1), config=config)
+    engine.backward(engine(torch.ones(1, 2)).sum())
+    engine.step()
+    args = argparse.Namespace(lr=0.5)
+    state = {"iteration": 7, "args": args, "checkpoint_info": {"v": 1}}
+    engine.save_checkpoint(tmp_path, tag="one", client_state=state)
+    folder, weight = tmp_path / "one", engine.module.weight.detach()
+    found = DeepSpeedCheckpoint(folder)
+    assert (found.get_iteration(), found.get_args(), found.get_checkpoint_info()) == (7, args, {"v": 1})
+    assert (found.tp_degree, found.pp_degree, found.dp_degree, found.world_size, found.layer_count) == (1, 1, 1, 1, 0)
+    assert not (found.is_change_tp_degree() or found.is_change_pp_degree() or found.is_change_dp_degree())
+    assert torch.equal(found.get_2d_parallel_state(0, 0)["module"]["weight"], weight)
+    found.validate_files()
+    assert get_model_3d_descriptor(str(folder)).get_desc() == "PP,TP,DP = (1, 1, 1)"
+    with pytest.raises(AttributeError, match="DeepSpeedCheckpoint.get_transformer_state is not built: .* Hint:"):
+        found.get_transformer_state(0, 0)
+    with pytest.raises(AssertionError):
+        found.get_2d_parallel_state(1, 0)
+    with pytest.raises(libzero.ConfigError, match="TP: got 2, expected 1 or less"):
+        DeepSpeedCheckpoint(folder, tp_degree=2)
+    program = find_zero()
+    if program is not None:
+        command = [program, "checkpoint", "export", str(folder), str(tmp_path / "all"), "--to", "universal"]
+        assert subprocess.run(command, capture_output=True).returncode == 0
+        (model,) = (tmp_path / "all").rglob("mp_rank_00_model_states.pt")
+        whole = DeepSpeedCheckpoint(model.parent)
+        whole.validate_files()
+        assert torch.equal(whole.get_2d_parallel_state(0, 0)["module"]["weight"].reshape(1, 2), weight)
+        assert get_model_3d_descriptor(model.parent).world_size() == 1
+
+    grid = tmp_path / "theirs"
+    grid.mkdir()
+    for rank in range(2):
+        (grid / f"mp_rank_0{rank}_model_states.pt").touch()
+        for replica in range(4):
+            (grid / f"zero_pp_rank_{replica}_mp_rank_0{rank}_optim_states.pt").touch()
+    assert get_model_3d_descriptor(grid).get_desc() == "PP,TP,DP = (1, 2, 4)"
+    with pytest.raises(libzero.ConfigError, match="expected a checkpoint of libzero, or a universal one. Hint:"):
+        DeepSpeedCheckpoint(grid)
+    with pytest.raises(FileNotFoundError):
+        get_model_3d_descriptor(tmp_path / "none")
 
 
 def test_files_of_a_checkpoint_that_converters_load_are_made_when_one_asks(

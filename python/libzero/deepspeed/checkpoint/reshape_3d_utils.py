@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.checkpoint.reshape_meg_2d import meg_2d_parallel_map, reshape_meg_2d_parallel, split
 
-__all__ = ["flatten_dp_dimension", "model_3d_desc", "unflatten_dp_dimension"]
+__all__ = ["flatten_dp_dimension", "get_model_3d_descriptor", "model_3d_desc", "unflatten_dp_dimension"]
 
 
 class model_3d_desc:  # noqa: N801
@@ -51,6 +55,26 @@ class model_3d_desc:  # noqa: N801
             if new[name] > degree
         ]
         return not faults, faults
+
+
+def get_model_3d_descriptor(dir: str | os.PathLike[str]) -> model_3d_desc:  # noqa: A002
+    """[local] The grid of the ranks that wrote a folder: DIR/TAG of libzero, or of DeepSpeed, by its files' names.
+
+    Ranks that share tokens (sequence_parallel_size) count as data-parallel. FileNotFoundError where neither is there.
+    """
+    folder = Path(dir)
+    if (folder / "manifest.json").is_file():
+        mesh = json.loads((folder / "manifest.json").read_text())["mesh"]
+        return model_3d_desc(1, mesh["tp"], mesh["dp"] * mesh["sp"])
+    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    models = sum(name.startswith("mp_rank_") for name in names)
+    first_layers = sum(name.startswith("layer_01") for name in names)
+    states = sum("zero_pp_rank_" in name and name.endswith("_optim_states.pt") for name in names)
+    if models == 0:
+        raise FileNotFoundError(f"{folder}: got no manifest.json and no mp_rank_* files, expected a checkpoint")
+    tensor = first_layers or models
+    stages = models // tensor
+    return model_3d_desc(stages, tensor, max(1, states // (stages * tensor)))
 
 
 def flatten_dp_dimension(meg_2d_map: meg_2d_parallel_map, src_2d_size: int, dp_degree: int) -> meg_2d_parallel_map:

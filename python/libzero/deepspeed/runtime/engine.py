@@ -871,10 +871,10 @@ class DeepSpeedEngine(torch.nn.Module):
         """[collective] Writes SAVE_DIR/TAG in libzero's format (docs/checkpoints.md); tag: "global_stepN" if not given.
 
         client_state: rank 0's is saved; tensors, numbers, text, arrays of numpy, lists, tuples, dicts and
-        argparse.Namespaces of them. TypeError for other objects. save_latest: a load without a tag takes this one. exclude_frozen_parameters: without them, and
-        load_checkpoint() leaves the model's as they are. False: with libzero.save_errors "warn" it has failed. Of a
-        save in the background (checkpoint.writer.decoupled) True says that it has begun. zero_to_fp32.py in SAVE_DIR
-        writes a checkpoint's weights in fp32.
+        argparse.Namespaces of them. TypeError for other objects. save_latest: a load without a tag takes this one.
+        exclude_frozen_parameters: without them, and load_checkpoint() leaves the model's as they are. False: with
+        libzero.save_errors "warn" it has failed. Of a save in the background (checkpoint.writer.decoupled) True says
+        that it has begun. zero_to_fp32.py in SAVE_DIR writes a checkpoint's weights in fp32.
         """
         state = {
             "client_state": dict(client_state or {}),

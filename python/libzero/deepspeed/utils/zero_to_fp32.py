@@ -112,12 +112,18 @@ def get_optim_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
     return _written({name: {"optimizer_state_dict": about, "ds_version": _names.VERSION} for name in names})
 
 
+def client_state_of(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """[local] That of the save; empty for a checkpoint of another program."""
+    carried = Carried.read(manifest["user_state"]).user_state
+    if not isinstance(carried, dict) or "deepspeed" not in carried:
+        return {}
+    return dict(decoded(carried["deepspeed"])["client_state"])
+
+
 def get_model_state_files(checkpoint_dir: str | os.PathLike[str]) -> list[str]:
     """[get_model_state_file()]"""
     _, manifest = read_manifest(Path(checkpoint_dir).parent, Path(checkpoint_dir).name)
-    carried = Carried.read(manifest["user_state"]).user_state
-    given = isinstance(carried, dict) and "deepspeed" in carried
-    state = decoded(carried["deepspeed"])["client_state"] if given else {}
+    state = client_state_of(manifest)
     step, mesh = manifest["step"], manifest["mesh"]
     counters = {name: step[name] for name in ("global_steps", "global_samples", "skipped_steps")}
     sizes = {"dp_world_size": mesh["dp"] * mesh["sp"], "mp_world_size": mesh["tp"], "ds_version": _names.VERSION}
