@@ -30,9 +30,12 @@ TEST(TrainModel, ALlamaIsTheSameAtEveryStage) {
   EXPECT_EQ(first.record["metrics"]["perplexity"], first.result["metrics"]["perplexity"]);
   EXPECT_NE(first.out.find("perplexity"), std::string::npos) << first.out;
   const auto weights = plain_folder(folder + "/stage0");
-  for (const Words& more : {Words{"--stage", "1"}, Words{"--stage", "2"}, Words{"--stage", "3"},
-                            Words{"--stage", "3", "--set", "zero_optimization.offload_optimizer.device=cpu"},
-                            Words{"--stage", "3", "--set", "activation_checkpointing.number_checkpoints=2"}}) {
+  OneIn part(2);
+  for (const Words& more :
+       {Words{"--stage", "3"}, Words{"--stage", "1"},
+        Words{"--stage", "3", "--set", "zero_optimization.offload_optimizer.device=cpu"},
+        Words{"--stage", "3", "--set", "activation_checkpointing.number_checkpoints=2"}, Words{"--stage", "2"}}) {
+    if (!part.take()) continue;
     const auto name = "out-" + more.back();
     std::filesystem::remove_all(folder + "/" + name);
     const auto run = train(folder, 2, options + more + Words{"--export", name}, 4);
@@ -103,8 +106,8 @@ TEST(TrainModel, EveryTaskHasItsMetric) {
 }
 
 // Five questions that a small model learns by heart. The file for evaluation has another answer to the second one, and
-// of the fourth's the last word alone, so that the scores are known. Another has each question four times, with longer
-// contexts in turn.
+// of the fourth's the last word alone, so that the scores are known. Another has each question twice, the second time
+// with a longer context.
 void write_known(const std::string& folder) {
   const Words names = {"anna", "ben", "dorothea", "frederic", "gus"};
   const Words towns = {"oslo", "rome", "lima", "new york", "quito"}, others = {"oslo", "lima", "lima", "york", "quito"};
@@ -125,7 +128,7 @@ void write_known(const std::string& folder) {
     };
     questions += record(towns[i], 0);
     asked += record(others[i], 0);
-    for (int points = 0; points < 4; ++points) uneven += record(towns[i], points % 2 * (40 + 10 * points));
+    for (const int points : {0, 50}) uneven += record(towns[i], points);
     const auto labelled_as = [&](bool yes) {
       return json{{"text", names[i] + " lives in " + towns[i] + "."}, {"label", yes ? "yes" : "no"}}.dump() + "\n";
     };
@@ -155,12 +158,12 @@ TEST(TrainModel, ScoresAreThoseOfKnownAnswers) {
   const Words words = {"--tokenizer", "words", "--set", "libzero.model.dropout=0"};
   const Words bytes = {"--tokenizer", "bytes", "--set", "libzero.model.dropout=0"};
   const std::vector<Case> cases = {
+      {"bert-base", "32", "0.01", 150, asked, words, f1},
       {"bert-base", "32", "0.01", 150,
        Words{"--task", "classify", "--data", "labels.jsonl", "--eval-data", "labelled.jsonl"}, words,
        json{{"accuracy", 4 / 5.0}}},
-      {"bert-base", "32", "0.01", 150, asked, words, f1},
-      {"llama-110m", "144", "0.01", 150, asked, bytes, f1},
-      {"t5-small", "128", "0.003", 250, asked, bytes, f1}};
+      {"t5-small", "128", "0.003", 250, asked, bytes, f1},
+      {"llama-110m", "144", "0.01", 150, asked, bytes, f1}};
   OneIn part(2);
   for (const auto& [model, length, rate, steps, data, more, metrics] : cases) {
     if (!part.take()) continue;
@@ -408,11 +411,11 @@ TEST(TrainModel, SaysWhatItCannotDo) {
       {llama() + Words{"--generate", ""}, "[--generate] got an empty text"},
       {llama() + Words{"--lora", ""}, "[--lora] got an empty text"},
       {llama() + Words{"--lora-from", ""}, "[--lora-from] got an empty text"},
-      {llama() + Words{"--lora-from", "pissa"}, "init_lora_weights: got \"pissa_niter_4\""},
       {llama() + Words{"--lora-from", "pissa"}, "kasa_config: got {\"k\":1}"},
-      {llama() + Words{"--lora", "rank=4,targets=q_proj+qproj"}, "without a linear layer: qproj,"},
-      {llama() + Words{"--lora", "rank=4", "--export", "adapters"}, "[--export] got adapters on the random weights"},
+      {llama() + Words{"--lora-from", "pissa"}, "init_lora_weights: got \"pissa_niter_4\""},
       {llama() + Words{"--lora", "rank=0"}, "[--lora] got rank \"0\""},
+      {llama() + Words{"--lora", "rank=4", "--export", "adapters"}, "[--export] got adapters on the random weights"},
+      {llama() + Words{"--lora", "rank=4,targets=q_proj+qproj"}, "without a linear layer: qproj,"},
       {llama() + Words{"--lora", "ranks=4"}, "[--lora] got \"ranks\""},
       {llama() + Words{"--lora", "rank=4,targets=query"}, "targets=query"},
       {llama() + Words{"--merge-lora"}, "[--merge-lora] got neither"},

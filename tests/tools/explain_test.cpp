@@ -305,8 +305,8 @@ TEST(Explain, LiveAgreesOnAMesh) {
       {"stage", "2", "--world", "2", "--sequence-parallel", "2", "--transport", "gloo"},
       {"stage", "2", "--world", "2", "--sequence-parallel", "2", "--heads", "3", "--hidden", "48", "--sequence", "33"},
       {"stage", "3", "--world", "2", "--tensor-parallel", "2", "--heads", "3", "--hidden", "48", "--vocabulary", "131"},
-      {"offload", "--world", "4", "--tensor-parallel", "2", "--heads", "5", "--hidden", "40", "--transport", "thread",
-       "--set", "activation_checkpointing.number_checkpoints=2"},
+      {"offload", "--world", "4", "--tensor-parallel", "2", "--heads", "5", "--hidden", "40", "--vocabulary", "131",
+       "--transport", "thread", "--set", "activation_checkpointing.number_checkpoints=2"},
       {"infinity", "--world", "4", "--tensor-parallel", "2", "--set", "tensor_parallel.vocab_parallel_lm_head=true"}};
   OneIn part(5);
   for (const auto& words : cases) {
