@@ -297,7 +297,7 @@ TEST(SimulatedNccl, NamesALateRankAfterTheTimeout) {
       [](const auto& comm, at::Device device) {
         comm->barrier();
         simulated_nccl::be_patient(milliseconds(50));
-        if (comm->rank() == 1) std::this_thread::sleep_for(seconds(6));
+        if (comm->rank() == 1) std::this_thread::sleep_for(seconds(3));
         auto values = at::ones({100}, at::TensorOptions().device(device));
         const auto work = comm->all_reduce(values);
         for (;;) {
@@ -362,10 +362,10 @@ TEST(SimulatedNccl, AProgramThatCaughtTheFailureIsNotEnded) {
           told = error.rank() == 1;
         }
         require(told, "the dead rank was not named");
-        std::this_thread::sleep_for(seconds(4));  // twice the time that one may continue without being told
+        std::this_thread::sleep_for(seconds(3));  // twice the time that one may continue without being told
         (void)values.sum().template item<float>();
       },
-      seconds(2));
+      milliseconds(1500));
   EXPECT_TRUE(ends[0].ok()) << ends[0].error << " " << ends[0].exit_code;
 }
 

@@ -8,6 +8,7 @@
 #include "engine/tensor_arithmetic.h"
 #include "gpu/host_kernels.h"
 #include "parity/training.h"
+#include "support/nightly.h"
 
 namespace zero::test::paths_test {
 namespace {
@@ -39,10 +40,12 @@ void expect_same_by_table(const Training& setup, int constants = 1) {
 }
 
 TEST(ByTheTable, EveryStageAndRecipeHasTheSameBits) {
+  OneIn part(5);
   for (const char* recipe : {"fp32", "bf16", "fp16"})
     for (const int world : {1, 2})
       for (int stage = 0; stage <= 3; ++stage)
         for (const int accumulation : {1, 2}) {
+          if (!part.take()) continue;
           Training setup;
           setup.recipe = recipe;
           setup.world = world;

@@ -227,8 +227,10 @@ TEST(MeshFailures, ADiscardedMicroBatchLeavesNoTrace) {
 
 // Only one rank of a tensor-parallel group fails, and leaves: no other rank waits for it, in any group.
 TEST(MeshFailures, OneRankOfAGroupFails) {
+  OneIn part(5);
   for (const auto& [transport, stage] : {std::pair{"shm", 1}, {"shm", 3}, {"gloo", 3}})
     for (const char* fault : {"forward", "backward"}) {
+      if (!part.take()) continue;
       const auto text = run_at({transport, 4}, [fault, at = stage](const auto& comm) {
         const auto module = std::make_shared<MlpsImpl>();
         Engine engine(std::static_pointer_cast<torch::nn::Module>(module), options_with(2, 1, at, ""), comm);

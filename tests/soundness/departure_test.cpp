@@ -177,7 +177,7 @@ TEST(Timeout, SetLaterReachesWaitsOfVectorsMadeBefore) {
   const auto ends = with_ranks(2, [](const Comm& comm) {
     const auto vector = comm::group_of(*comm)->share(10000, at::kFloat);
     comm->set_timeout(300ms);
-    if (comm->rank() == 1) return std::this_thread::sleep_for(4s);
+    if (comm->rank() == 1) return std::this_thread::sleep_for(1500ms);
     vector->publish();
     try {
       comm::group_of(*comm)->gather(*vector);

@@ -278,7 +278,7 @@ TEST(RunHosts, AKilledLauncherLeavesNothingOnAnyHost) {
 }
 
 TEST(RunHosts, AClosedConnectionIsALostHost) {
-  Job p({}, {"ignore=15", "child", "daemon", "out=up", "step=3", "sleep=60000"});
+  Job p({"--grace=0.5"}, {"ignore=15", "child", "daemon", "out=up", "step=3", "sleep=60000"});
   ASSERT_TRUE(p.all_say("up"));
   const pid_t connection = p.connection_to("wb");
   ASSERT_GT(connection, 0);
@@ -292,7 +292,7 @@ TEST(RunHosts, AClosedConnectionIsALostHost) {
 }
 
 TEST(RunHosts, AConnectionWhoseProgramEndsIsClosedEvenIfItsPipesAreNot) {
-  Job p({}, {"ignore=15", "out=up", "sleep=60000"});
+  Job p({"--grace=0.5"}, {"ignore=15", "out=up", "sleep=60000"});
   ASSERT_TRUE(p.all_say("up"));
   kill(p.connection_to("wb"), SIGKILL);  // a shell whose children hold the pipes
   EXPECT_EQ(p.finish(), 6);

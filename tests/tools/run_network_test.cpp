@@ -305,7 +305,7 @@ TEST_F(RunNetwork, ALinkThatGoesDownIsNotTakenForADeath) {
 
 TEST_F(RunNetwork, HostsThatCannotReachEachOther) {
   network.take_link_down();
-  HostsJob p(hosts, meet + training(folder, {"--steps", "5"}), environment({"ZERO_TIMEOUT_S=6"}));
+  HostsJob p(hosts, meet + training(folder, {"--steps", "5"}), environment({"ZERO_TIMEOUT_S=3"}));
   EXPECT_EQ(p.finish(100), 6) << p.err;
   EXPECT_TRUE(p.says(kFirst)) << "the address that nobody answers at: " << p.err;
   EXPECT_TRUE(network.empty(20));

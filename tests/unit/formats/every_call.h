@@ -12,14 +12,14 @@
 
 namespace zero::test {
 
-// For k = 1, 2, ... until no call is struck: prepare(folder), then act(files, folder, k) in a child with a fault at its
-// k-th call, then check(folder, label). The child must be killed, or fail or continue without an open descriptor left
-// over. Returns the number of calls.
+// For k = 1, 1 + stride, ... until no call is struck: prepare(folder), then act(files, folder, k) in a child with a
+// fault at its k-th call, then check(folder, label). The child must be killed, or fail or continue without an open
+// descriptor left over. Returns the number of calls, or up to stride - 1 more.
 inline int strike_every_call(FaultyFiles::Fault fault, int error, const std::function<void(const TempFolder&)>& prepare,
                              const std::function<void(FaultyFiles&, const TempFolder&, int)>& act,
-                             const std::function<void(const TempFolder&, const std::string&)>& check) {
+                             const std::function<void(const TempFolder&, const std::string&)>& check, int stride = 1) {
   constexpr int kStruck = 40, kLeftOpen = 50;
-  for (int k = 1;; ++k) {
+  for (int k = 1;; k += stride) {
     const TempFolder folder(TempFolder::On::Memory);
     prepare(folder);
     const auto label = "fault " + std::to_string(static_cast<int>(fault)) + " at call " + std::to_string(k);
