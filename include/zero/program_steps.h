@@ -33,9 +33,19 @@ class ZERO_API ProgramSteps {
   // one.
   void add_up();
   // [collective] Between the last backward() and step(): the norm of all gradients that step() will use, without the
-  // loss scale; -1 where it is not finite. The update is then clipped to max_norm, in place of gradient_clipping;
-  // infinity: not clipped. ConfigError for a negative max_norm.
+  // loss scale, before clipping; -1 where it is not finite.
+  double grad_norm();
+  // [collective] The same, after clip_grad_norm() calls before. The update is then clipped to the smallest max_norm of
+  // the step, in place of gradient_clipping; infinity: not clipped. ConfigError for a negative max_norm.
   double clip_grad_norm(double max_norm);
+  // [local] On all ranks: takes back the limits of the step, for a program that has scaled the gradients itself. The
+  // update is not clipped then.
+  void forget_clip();
+  // [local] Between steps, on all ranks: changes "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening" or
+  // "lr_decay" of a parameter group (0, or the number of its pattern in libzero.parameter_groups) from the next update
+  // on. Ranks compare it; checkpoints do not store it. ConfigError for a name or number that the built-in rule cannot
+  // have.
+  void set_number(int group, const std::string& name, double value);
   // [local] On all ranks: drops the gradients of the step so far. No effect if there are none.
   void discard_gradients();
   // [local] Call for the outputs of a forward, after accept_backward(): the backward of `output` is known to be one

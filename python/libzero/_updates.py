@@ -11,7 +11,7 @@ import torch
 
 from libzero._model import compiled_from, exact_pattern
 from libzero.errors import ConfigError
-from libzero.optimizers import ClientRule, probe
+from libzero.optimizers import ClientRule, probe, rule_of
 
 Own: TypeAlias = Callable[[torch.optim.Optimizer], dict[str, Any] | None]
 
@@ -21,21 +21,13 @@ _UNUSED = ("foreach", "capturable", "fused", "set_grad_none")
 """How a rule is computed, not what."""
 
 
-def _rule_of(step: Any) -> Any:
-    """The function behind the wrappers that torch's optimizers and schedulers put around step()."""
-    step = getattr(step, "__func__", step)
-    while hasattr(step, "__wrapped__") and step.__globals__["__name__"].startswith("torch.optim"):
-        step = step.__wrapped__
-    return step
-
-
 _KINDS: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.Adam: "Adam",
     torch.optim.AdamW: "Adam",
     torch.optim.SGD: "SGD",
     torch.optim.Adagrad: "Adagrad",
 }
-_RULES = {kind: _rule_of(kind.step) for kind in _KINDS}
+_RULES = {kind: rule_of(kind.step) for kind in _KINDS}
 
 
 def before_engine(optimizer: torch.optim.Optimizer) -> type[torch.optim.Optimizer] | None:
@@ -102,7 +94,7 @@ def _built_in(optimizer: torch.optim.Optimizer, own: Own | None) -> dict[str, An
     params = numbers[0]
     if own is not None and (block := own(optimizer)) is not None:
         return {**block, "params": {**params, **block["params"]}}
-    if of not in _KINDS or _rule_of(of.step) is not _RULES[of]:  # a subclass has a rule of its own
+    if of not in _KINDS or rule_of(of.step) is not _RULES[of]:  # a subclass has a rule of its own
         return None
     if any([params.pop(flag, False) for flag in ("amsgrad", "maximize", "differentiable")]):
         return None
@@ -128,7 +120,7 @@ def _refuse_losses(optimizer: torch.optim.Optimizer, own: Own | None) -> None:
         if _built_in(optimizer, own) is None:
             refuse("it has been an engine's", "a new optimizer")
         return
-    if _rule_of(optimizer.step) is not _rule_of(of.step):
+    if rule_of(optimizer.step) is not rule_of(of.step):
         why = "its step() was replaced, and the engine would not call it"
         refuse(why, "a subclass with this step(), a scheduler for rates, tensor.register_hook() for gradients")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
@@ -140,8 +132,10 @@ def _refuse_losses(optimizer: torch.optim.Optimizer, own: Own | None) -> None:
         refuse(why, "an optimizer that has not stepped or loaded; engine.load_checkpoint() continues a run")
 
 
-def _client_rule(optimizer: torch.optim.Optimizer, model: torch.nn.Module, lr: float) -> ClientRule:
-    """The program's own step() on pieces of parameters. CannotTakeOver for one that needs all parameters at once."""
+def run_own_step(updates: Updates, model: torch.nn.Module) -> None:
+    """[local] The optimizer's own step() in place of the engine's rule. CannotTakeOver where it cannot be sharded."""
+    optimizer = updates.optimizer
+    assert optimizer is not None
     found = probe(optimizer)
     if not found.groups:
         raise CannotTakeOver(optimizer, found.reason, found.hint)
@@ -151,7 +145,8 @@ def _client_rule(optimizer: torch.optim.Optimizer, model: torch.nn.Module, lr: f
     number = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     names = {name: number[id(p)] for name, p in compiled_from(model).named_parameters() if id(p) in number}
     whole = [g for g, policy in enumerate(found.groups) if policy == "whole"]
-    return ClientRule(optimizer, names, found.states, whole, lr)
+    updates.rule = ClientRule(optimizer, names, found.states, whole, float(updates.base.get("lr") or 0))
+    updates.block = None
 
 
 def _has_history(state: Mapping[str, Any]) -> bool:
@@ -172,7 +167,7 @@ def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module, own
     base = updates.base
     updates.block = _built_in(optimizer, own)
     if updates.block is None:
-        updates.rule = _client_rule(optimizer, model, float(base.get("lr", 0)))
+        run_own_step(updates, model)
     else:
         updates.block["params"].update(lr=float(base["lr"]), weight_decay=float(base.get("weight_decay", 0)))
     return updates
@@ -200,7 +195,7 @@ def grouped(groups: list[dict[str, Any]], model: torch.nn.Module) -> Updates:
             listed.add(id(p))
             if g != base:
                 pattern: dict[str, Any] = {"pattern": exact_pattern(names[id(p)]), "weight_decay": 0.0}
-                pattern.update((key, float(group[key])) for key in ("lr", "weight_decay") if key in group)
+                pattern.update((key, float(group[key])) for key in ("lr", "weight_decay") if group.get(key) is not None)
                 patterns.append(pattern)
                 mine.append(len(patterns))
         members.append(mine)

@@ -228,9 +228,16 @@ class Engine:
             raise ConfigError("[Engine] got comm and mesh, expected one of them. Hint: the mesh has its Communicator.")
         self.comm = mesh.world if mesh is not None else default_communicator() if comm is None else comm
         self._sizes = _sizes_of(self._original)  # before they are cut
+        if rule is not None and json.loads(options.effective()["zero_optimization.delayed_update.enabled"]) is True:
+            raise ConfigError(
+                f"[Engine] zero_optimization.delayed_update: got true with {rule.name}, expected false: the program's "
+                "own step() cannot run in the background. Hint: leave it out."
+            )
         native_mesh = None if mesh is None else mesh._native
         self._native = _native.Engine(self._original, options, self.comm, native_mesh, rule)
         self._rule = rule
+        self._limit: tuple[int, float] | None = None
+        """The smallest max_norm of clip_grad_norm_(), and the step that it is for."""
         self._divided = _divided_experts(self._original)
         self._has_extra = bool(modules_with_extra_state(self._original))
         if self._divided:  # ranks have different experts
@@ -248,6 +255,7 @@ class Engine:
             client.pull()
             self._native.accept_backward()
             self._native.add_up()
+            self._native.leave_out(list(updates.unlisted))
         for p in held.values():
             p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
         _live.add(self)
@@ -308,21 +316,37 @@ class Engine:
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """[collective] As torch.nn.utils.clip_grad_norm_ of all parameters, between the last backward() and step().
 
-        Returns the norm before clipping, fp32; infinity if it is not finite. The update is clipped to max_norm,
-        whatever gradient_clipping says.
+        Returns the norm before, fp32; infinity if it is not finite. The update is clipped to the smallest max_norm of
+        the step, whatever gradient_clipping says.
         """
         self.optimizer._push()
         norm = self._native.clip_grad_norm(float(max_norm))
+        step = self.global_step
+        limit = self._limit[1] if self._limit is not None and self._limit[0] == step else math.inf
+        self._limit = (step, min(limit, float(max_norm)))
         return torch.tensor(norm if norm >= 0 else math.inf)
 
     def clip_grad_value_(self, clip_value: float) -> None:
-        """[collective] As torch.nn.utils.clip_grad_value_ of all parameters, between the last backward() and step()."""
-        self._native.clip_grad_norm(math.inf)  # reduces what is not yet
+        """[collective] As torch.nn.utils.clip_grad_value_ of all parameters, between the last backward() and step().
+
+        Gradients that are not finite stay as they are, for step() to find.
+        """
+        self.optimizer._push()
+        norm = self._native.grad_norm()
+        if norm < 0:
+            return
+        factor = 1.0
+        if self._limit is not None and self._limit[0] == self.global_step:  # what clip_grad_norm_() has scaled
+            factor = min(1.0, self._limit[1] / (norm + 1e-6))
         for name, p in self._original.named_parameters():
-            if p.requires_grad:
-                _, own = self._native.own_gradient(name)
-                if own is not None:
-                    self._native.set_own_gradient(name, own.clamp(-clip_value, clip_value))
+            if not p.requires_grad:
+                continue
+            _, own = self._native.own_gradient(name)
+            if own is not None:
+                self._native.set_own_gradient(name, (own * factor).clamp(-clip_value, clip_value))
+        if factor < 1:
+            self._native.forget_clip()
+            self._limit = None
 
     def gradient(self, parameter: str | torch.nn.Parameter) -> torch.Tensor | None:
         """[collective] The gradient that step() will use, before clipping: fp32, in the parameter's shape.

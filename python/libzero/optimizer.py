@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,11 +21,65 @@ if TYPE_CHECKING:
 _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "lr_decay")
 
 
+_NUMBERS = ("betas", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
+"""Of the built-in rules, which may change from step to step."""
+
+
+def _set_numbers(
+    engine: _native.Engine, members: Sequence[int], group: Mapping[str, Any], known: dict[str, Any], where: str
+) -> None:
+    """[local] Gives the engine what has changed in a group since `known`. members: the engine's groups.
+
+    ConfigError for what no rule can change while it trains.
+    """
+    for key, value in known.items():
+        if group[key] == value:
+            continue
+        if key not in _NUMBERS:
+            raise ConfigError(
+                f"{where}[{key!r}] got {group[key]!r}, expected {value!r}: it cannot change while training."
+            )
+        named = zip(("beta1", "beta2"), group[key], strict=True) if key == "betas" else [(key, group[key])]
+        for name, number in list(named):
+            for i in members:
+                engine.set_number(i, name, float(number))
+        known[key] = group[key]
+
+
+def _moved(groups: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """[local] The numbers of each group that are others than at the start."""
+    return [{key: group[key] for key, value in fixed.items() if group[key] != value}
+            for group, fixed in zip(groups, start, strict=True)]  # fmt: skip
+
+
+_MOVED = "libzero.moved"
+
+
+def _with_moved(kept: list[dict[str, Any]], moved: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**values, _MOVED: more} if more else values for values, more in zip(kept, moved, strict=True)]
+
+
+def _put_back(group: dict[str, Any], numbers: Mapping[str, Any]) -> None:
+    """[local] Of _moved(), from a checkpoint."""
+    for key, value in numbers.items():
+        group[key] = tuple(value) if isinstance(value, list) else value
+
+
+_OF_RULE = {
+    "Adam": ("weight_decay", "betas", "eps"),
+    "AdamW": ("weight_decay", "betas", "eps"),
+    "Lion": ("weight_decay", "betas"),
+    "SGD": ("weight_decay", "momentum", "dampening", "nesterov"),
+    "Adagrad": ("weight_decay", "eps", "lr_decay"),
+}
+"""Where torch's schedulers look for a momentum to move: Optimizer.defaults."""
+
+
 class Optimizer(torch.optim.Optimizer):
     """Interface for torch's schedulers: `param_groups[i]["lr"]` takes effect at the engine's next step.
 
     Group 0 has the parameters that no pattern of libzero.parameter_groups matches, group i + 1 those of the i-th
-    pattern. Other hyperparameters are read-only. Optimizer states belong to the engine and its checkpoints.
+    pattern. Other numbers take effect in the same way. Optimizer states belong to the engine and its checkpoints.
     """
 
     def __init__(self, engine: _native.Engine, module: torch.nn.Module) -> None:
@@ -48,18 +102,15 @@ class Optimizer(torch.optim.Optimizer):
         self._look_up_modules()
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})
+        kind = json.loads(effective.get("optimizer.type") or "null")
+        self.defaults = {key: value for key, value in self.defaults.items() if key in ("lr", *_OF_RULE.get(kind, ()))}
         self._fixed = [{key: group[key] for key in _FIXED} for group in self.param_groups]
+        self._start = [dict(fixed) for fixed in self._fixed]
 
     def _push(self) -> None:
-        """Passes the program's learning rates to the engine."""
+        """Passes the program's learning rates and other numbers to the engine."""
         for i, (group, fixed) in enumerate(zip(self.param_groups, self._fixed, strict=True)):
-            for key, value in fixed.items():
-                if group[key] != value:
-                    raise ConfigError(
-                        f"[Optimizer] param_groups[{i}][{key!r}] got {group[key]!r}, expected {value!r}: only lr may "
-                        f"be changed. Hint: set optimizer.params.{key} in the configuration"
-                        + (", cycle_momentum=False for this scheduler." if key in ("betas", "momentum") else ".")
-                    )
+            _set_numbers(self._engine, [i], group, fixed, f"[Optimizer] param_groups[{i}]")
             rate = float(group["lr"])
             if rate != self._engine.lr(i):
                 self._engine.set_lr(i, rate)
@@ -110,11 +161,12 @@ class Optimizer(torch.optim.Optimizer):
 
     def _kept(self) -> list[dict[str, Any]]:
         """What schedulers keep in the groups, as torch's state dict of an optimizer has it."""
-        return kept_in_groups(self.param_groups, _FIXED)
+        return _with_moved(kept_in_groups(self.param_groups, _FIXED), _moved(self.param_groups, self._start))
 
     def _restore(self, kept: list[dict[str, Any]]) -> None:
         for group, values in zip(self.param_groups, kept, strict=False):
-            group.update(values)
+            _put_back(group, values.get(_MOVED, {}))
+            group.update({key: value for key, value in values.items() if key != _MOVED})
 
     def step(self, closure: Callable[[], float] | None = None) -> _native.StepResult:  # type: ignore[override]
         """[collective] The same as Engine.step(); torch's schedulers require this method."""
@@ -161,8 +213,8 @@ class ProgramOptimizer(torch.optim.Optimizer):
     """A program's optimizer in an engine: what Engine(optimizer=) makes of the program's object, which stays the same
     object, of its own class too. step() is the engine's.
 
-    Its groups drive the engine, so that a scheduler of torch over either object does. Where the engine computes a rule
-    of torch itself, only `lr` may change from step to step; where it runs the program's own step(), every number may.
+    Its groups drive the engine, so that a scheduler of torch over either object does. Numbers may
+    change from step to step; where the engine computes a rule of torch itself, not flags such as `nesterov`.
     The states are the engine's.
     """
 
@@ -177,9 +229,11 @@ class ProgramOptimizer(torch.optim.Optimizer):
 
     def _begin(self, optimizer: torch.optim.Optimizer) -> None:
         groups = self.param_groups = optimizer.param_groups
+        self.defaults = optimizer.defaults  # where schedulers look for the rule's numbers
         self.optimizer = optimizer
         optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for it: the engine calls step()
         self._numbers = [{key: group[key] for key in _RULE if key in group} for group in groups]
+        self._start = [dict(numbers) for numbers in self._numbers]
         self._engine: Engine | None = None
         self._members: list[list[int]] = []
         self._scheduled = False
@@ -190,6 +244,7 @@ class ProgramOptimizer(torch.optim.Optimizer):
         self._engine, self._members, self._scheduled = engine, updates.members, scheduled
         if updates.rule is not None:  # the program's optimizer reads all of its numbers at each step
             self._numbers = [{} for _ in self.param_groups]
+            self._start = [{} for _ in self.param_groups]
 
     @property
     def engine(self) -> Engine:
@@ -224,6 +279,7 @@ class ProgramOptimizer(torch.optim.Optimizer):
         inner = self.engine._groups.param_groups
         self._look_at_groups()
         for group, fixed, members in zip(self.param_groups, self._numbers, self._members, strict=True):
+            _set_numbers(self.engine._native, members, group, fixed, f"[{self._where}] param_groups")
             if self._scheduled:
                 if members and "lr" in group and group["lr"] != inner[members[0]]["lr"]:
                     raise ConfigError(
@@ -232,12 +288,6 @@ class ProgramOptimizer(torch.optim.Optimizer):
                         "changes."
                     )
                 continue
-            for key, value in fixed.items():
-                if group[key] != value:
-                    raise ConfigError(
-                        f"[{self._where}] param_groups: {key} got {group[key]!r}, expected {value!r}: only lr may be "
-                        "changed while training. Hint: cycle_momentum=False for a scheduler of torch."
-                    )
             for i in members if "lr" in group else ():
                 inner[i]["lr"] = float(group["lr"])
 
@@ -251,13 +301,15 @@ class ProgramOptimizer(torch.optim.Optimizer):
 
     def kept(self) -> list[dict[str, Any]]:
         """[local] What schedulers keep in the groups, such as initial_lr."""
-        return kept_in_groups(self.param_groups, ("weight_decay", "name", "moe"))
+        kept = kept_in_groups(self.param_groups, ("weight_decay", "name", "moe"))
+        return _with_moved(kept, _moved(self.param_groups, self._start))
 
     def restore(self, kept: Iterable[Mapping[str, Any]]) -> None:
-        """[local] The same from a checkpoint; the numbers of the rule stay."""
+        """[local] The same from a checkpoint; numbers of the rule stay unless the program had moved them."""
         self._has_states = True
         for group, fixed, values in zip(self.param_groups, self._numbers, kept, strict=False):
-            group.update({key: value for key, value in values.items() if key not in fixed})
+            _put_back(group, values.get(_MOVED, {}))
+            group.update({key: value for key, value in values.items() if key not in fixed and key != _MOVED})
 
     # What the engine calls before a save and after a load.
     def _prepare_save(self) -> None:

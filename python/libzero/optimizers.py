@@ -31,6 +31,16 @@ MOST_STATES = 8
 _EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.uint8, torch.int16, torch.bool)
 """Dtypes of states whose values fp32 holds."""
 _NUMBER = (bool, int, float, str, type(None))
+_LONGEST = 1 << 16
+"""Of a list of numbers in a group."""
+
+
+def rule_of(step: Any) -> Any:
+    """[local] The function behind the wrappers that torch's optimizers and schedulers put around step()."""
+    step = getattr(step, "__func__", step)
+    while hasattr(step, "__wrapped__") and step.__globals__["__name__"].startswith("torch.optim"):
+        step = step.__wrapped__
+    return step
 
 
 class Piece(Protocol):
@@ -81,7 +91,7 @@ def _numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
     def plain(value: Any) -> bool:
         if isinstance(value, list | tuple):
-            return len(value) <= 64 and all(map(plain, value))
+            return len(value) <= _LONGEST and all(map(plain, value))
         return isinstance(value, _NUMBER) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
     return {key: value for key, value in values.items() if key != "params" and plain(value)}
@@ -108,6 +118,8 @@ class _Record:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
     """Of those of the states per element that it has."""
     values: dict[str, Any] = field(default_factory=dict)
+    update: int = 0
+    """The number of the update that left it. Of parameters that other ranks update a rank has old ones."""
 
 
 @dataclass(frozen=True)
@@ -119,17 +131,24 @@ class _Filled:
 
 
 def _initial_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """What the class gives each parameter when it is constructed, as Adagrad does; most give nothing."""
+    """What the class gives each parameter when it is constructed, as Adagrad does; most give nothing.
+
+    ConfigError unless all have the same.
+    """
     initial: dict[str, Any] = {}
     for p, state in optimizer.state.items():
         if not isinstance(p, torch.Tensor) or not isinstance(state, Mapping):
             raise ConfigError(f"it keeps a state that is no parameter's: {str(p)[:60]}")
         for name, value in state.items():
-            filled = isinstance(value, torch.Tensor) and value.shape == p.shape and value.numel() > 1
-            if filled and bool((value == value.reshape(-1)[0]).all()):
-                initial[name] = _Filled(value.reshape(-1)[0].item(), value.dtype)
-            elif name not in initial:
-                initial[name] = copy.deepcopy(value)
+            made: Any = value
+            if isinstance(value, torch.Tensor) and value.shape == p.shape and value.dim() > 0:
+                first = value.reshape(-1)[:1]
+                made = _Filled(first.item() if first.numel() else 0.0, value.dtype)
+                if not bool((value == first).all()):
+                    raise ConfigError(f"it makes its first state {name} of a parameter's values")
+            if name in initial and not _same(initial[name], made):
+                raise ConfigError(f"its first state {name} is another one for another parameter")
+            initial[name] = copy.deepcopy(made)
     return initial
 
 
@@ -165,13 +184,18 @@ class ClientRule:
         self.states = list(states)
         self.lr = lr
         self._optimizer = optimizer
-        self._step = type(optimizer).step
+        self._step = rule_of(type(optimizer).step)  # hooks are for a step of all units
         self._groups = groups
         self._whole = frozenset(whole)
         self._initial = _initial_state(optimizer)
+        self._attributes = set(vars(optimizer))  # of its class, not those that an engine adds
         self._records: dict[str, _Record] = {}
         self._next: dict[str, _Record] = {}
         self._began: list[dict[str, Any]] = []
+        self._updates = 0
+        self._first = self._numbers()
+        self._counters: set[tuple[int, str]] = set()  # numbers that step() changes, by holder and name
+        self._flags = self._choices_of_groups()
         self._ended: list[dict[str, Any]] | None = None
 
     def is_whole(self, parameter: str, shape: Sequence[int]) -> bool:
@@ -188,7 +212,13 @@ class ClientRule:
 
     def begin_step(self) -> None:
         """Before the pieces of a step."""
+        if (flags := self._choices_of_groups()) != self._flags:
+            raise ConfigError(
+                f"[{self.name}] a choice in its groups was changed since its last update, {self._flags} to {flags}: "
+                "it may make another rule, which was not tried. Hint: set it before the engine is made."
+            )
         self._next = {}
+        self._updates += 1
         self._began = self._numbers()
         self._ended = None
 
@@ -209,7 +239,7 @@ class ClientRule:
                 state[p] = _made(self._initial, piece.master)
             lists[self._groups[piece.parameter]].append(p)
             given.append((piece, p))
-        held, held_state = [group["params"] for group in groups], optimizer.state
+        held, held_state, before = [group["params"] for group in groups], optimizer.state, set(vars(optimizer))
         try:
             optimizer.state = state
             for group, some in zip(groups, lists, strict=True):
@@ -219,6 +249,7 @@ class ClientRule:
             optimizer.state = held_state
             for group, all_of_it in zip(groups, held, strict=True):
                 group["params"] = all_of_it
+        self._attributes |= vars(optimizer).keys() - before
         if foreign := [key for key in state if not any(key is p for _, p in given)]:
             raise self._error(f"it keeps a state that is no parameter's: {str(foreign[0])[:60]}")
         for piece, p in given:
@@ -227,6 +258,13 @@ class ClientRule:
         if self._ended is not None and not _same(ended, self._ended):
             raise self._error("its groups got different numbers from different parameters")
         self._ended = ended
+        for i, (was, now) in enumerate(zip(self._began, ended, strict=True)):
+            self._counters.update((i, key) for key in now if key not in was or not _same(was[key], now[key]))
+
+    def _choices_of_groups(self) -> list[dict[str, Any]]:
+        """What is no number in the groups: flags and texts."""
+        groups = [_numbers_of(group) for group in self._optimizer.param_groups]
+        return [{key: value for key, value in group.items() if isinstance(value, bool | str)} for group in groups]
 
     def end_step(self) -> None:
         """After the pieces of a step."""
@@ -234,17 +272,22 @@ class ClientRule:
             self.update([])
         self._records.update(self._next)
         self._next = {}
+        self._flags = self._choices_of_groups()
 
     def _numbers(self) -> list[dict[str, Any]]:
-        each = [*self._optimizer.param_groups, vars(self._optimizer)]
-        return [copy.deepcopy(_numbers_of(values)) for values in each]
+        """Copies of the numbers in the groups, and last of the object's own attributes."""
+        own = {name: value for name, value in vars(self._optimizer).items() if name in self._attributes}
+        return [copy.deepcopy(_numbers_of(values)) for values in (*self._optimizer.param_groups, own)]
 
     def _set_numbers(self, numbers: list[dict[str, Any]]) -> None:
-        each = [*self._optimizer.param_groups, vars(self._optimizer)]
-        for values, found in zip(each, numbers, strict=True):
-            for key in _numbers_of(values).keys() - found.keys():  # which the last call has added
+        """As they were; what the last call has added goes."""
+        for values, now, then in zip(self._holders(), self._numbers(), numbers, strict=True):
+            for key in now.keys() - then.keys():
                 del values[key]
-            values.update(copy.deepcopy(found))
+            values.update(copy.deepcopy(then))
+
+    def _holders(self) -> list[dict[str, Any]]:
+        return [*self._optimizer.param_groups, vars(self._optimizer)]
 
     def _error(self, what: str) -> ConfigError:
         return ConfigError(f"[{self.name}.step] {what}, expected a rule for each element by itself")
@@ -265,14 +308,21 @@ class ClientRule:
                 state[name] = values if dtype == torch.float32 else values.to(dtype)
         return state
 
-    def _take(self, piece: Piece, p: torch.nn.Parameter, state: Mapping[str, Any]) -> None:
+    def _take(self, piece: Piece, p: torch.nn.Parameter, state: dict[str, Any]) -> None:
         """Keeps what step() left in the state of a piece."""
         if p.data_ptr() != piece.master.data_ptr():
             piece.master.copy_(p.detach())
-        record = _Record()
+        record = _Record(update=self._updates)
         slots = dict(zip(self.states, piece.states, strict=True))
+        places = {slot.data_ptr(): name for name, slot in slots.items()}
+        for name, value in list(state.items()):  # step() may have exchanged states, or given one to two names
+            if isinstance(value, torch.Tensor) and places.get(value.data_ptr(), name) != name:
+                state[name] = value.clone()
         for name, value in state.items():
             if name not in slots or not isinstance(value, torch.Tensor):
+                part = self._groups[piece.parameter] not in self._whole
+                if part and isinstance(value, torch.Tensor) and value.shape == p.shape and value.numel() > 1:
+                    raise self._error(f"it has begun a state {name} that it had not when it was tried")
                 record.values[name] = value
                 continue
             slot = slots[name]
@@ -292,22 +342,24 @@ class ClientRule:
     def kept(self) -> dict[str, Any]:
         """What this rank has of the optimizer besides the states per element: as text, numbers and tensors."""
         records: list[dict[str, Any]] = []
-        numbers: dict[str, int] = {}
+        parameters: dict[str, list[int]] = {}
         for name, record in self._records.items():
             dtypes = {key: str(dtype).removeprefix("torch.") for key, dtype in record.dtypes.items()}
             entry = {"dtypes": dtypes, "values": record.values}
             same = next((i for i, other in enumerate(records) if _same(entry, other)), len(records))
             if same == len(records):
                 records.append(entry)
-            numbers[name] = same
-        return {"name": self.name, "groups": self._numbers(), "records": records, "parameters": numbers}
+            parameters[name] = [same, record.update]
+        return {"name": self.name, "updates": self._updates, "groups": self._numbers(), "records": records,
+                "parameters": parameters}  # fmt: skip
 
     def restore(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """The same from a checkpoint, of all ranks that saved it. ConfigError for another optimizer's groups."""
-        if not parts:
+        """The same from a checkpoint, of all ranks that saved it. ConfigError for another optimizer's."""
+        if not parts or parts[0]["name"] != self.name:
+            found = f"those of {parts[0]['name']}" if parts else "none"
             raise ConfigError(
-                f"[load_checkpoint] the checkpoint has no state of a {self.name} of the program. Hint: it was saved by "
-                "another optimizer: load_checkpoint(weights_only=True) takes the weights alone."
+                f"[load_checkpoint] expected numbers of a {self.name} of the program, got {found}. Hint: the "
+                "checkpoint was saved by another optimizer: load_checkpoint(weights_only=True) takes the weights alone."
             )
         groups = parts[0]["groups"]
         if len(groups) != len(self._optimizer.param_groups) + 1:
@@ -317,17 +369,30 @@ class ClientRule:
             )
         records: dict[str, _Record] = {}
         for part in parts:
-            for name, number in part["parameters"].items():
+            for name, (number, update) in part["parameters"].items():
                 entry = part["records"][number]
                 dtypes = {key: getattr(torch, dtype) for key, dtype in entry["dtypes"].items()}
-                records[name] = _Record(dtypes, dict(entry["values"]))
+                if name not in records or update > records[name].update:
+                    records[name] = _Record(dtypes, copy.deepcopy(entry["values"]), update)
         self._records = records
-        for values, found in zip([*self._optimizer.param_groups, vars(self._optimizer)], groups, strict=True):
-            values.update({key: value for key, value in copy.deepcopy(found).items() if key != "lr"})
+        self._updates = parts[0]["updates"]
+        self._attributes |= groups[-1].keys()
+        *found_in_groups, own = copy.deepcopy(groups)
+        for values, numbers in zip(self._optimizer.param_groups, found_in_groups, strict=True):
+            values.update({key: value for key, value in numbers.items() if key != "lr"})
+        vars(self._optimizer).update(own)
+        self._flags = self._choices_of_groups()
 
     def forget(self) -> None:
-        """The states start again: what load_checkpoint(weights_only=True) leaves."""
+        """The states and counters start again: what load_checkpoint(weights_only=True) leaves."""
         self._records = {}
+        holders = self._holders()
+        for i, key in self._counters:
+            if key in self._first[i]:
+                holders[i][key] = copy.deepcopy(self._first[i][key])
+            else:
+                holders[i].pop(key, None)
+        self._flags = self._choices_of_groups()
 
 
 # ---- the probe -------------------------------------------------------------------------------------------------------
@@ -336,6 +401,8 @@ _SHAPES: tuple[tuple[int, ...], ...] = ((64, 129), (37,), (5, 7), (8192,), (1,),
 _STEPS = 13
 _SEED = 20231
 _CLOSE = 1e-6
+_MOST_TRIED = 1 << 16
+"""Elements of a parameter that are tried."""
 _FAILED = float("inf")
 
 
@@ -356,10 +423,12 @@ class _Group:
 
     numbers: dict[str, Any]
     dimensions: frozenset[int]
+    largest: frozenset[tuple[int, ...]] = frozenset()
+    """Shapes of the program, the largest of each number of dimensions: a rule may look at sizes."""
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return [shape for shape in _SHAPES if len(shape) in self.dimensions]
+        return list(dict.fromkeys([*(s for s in _SHAPES if len(s) in self.dimensions), *sorted(self.largest)]))
 
 
 class _Trial:
@@ -392,7 +461,7 @@ class _Trial:
         for step in range(_STEPS):
             for name, gradient in self.gradients(step).items():
                 parameters[name].grad = gradient
-            type(optimizer).step(optimizer)
+            rule_of(type(optimizer).step)(optimizer)
         return (
             {name: p.detach() for name, p in parameters.items()},
             {name: dict(optimizer.state.get(p, {})) for name, p in parameters.items()},
@@ -419,6 +488,7 @@ class _Trial:
                 rule.update(fakes[:2])
                 if len(fakes) > 2:
                     rule.update(fakes[2:])
+            rule.update([])  # a rank may have no elements of a group, or of the model
             rule.end_step()
         return masters
 
@@ -491,8 +561,9 @@ def probe(optimizer: torch.optim.Optimizer) -> Properties:
     for group in optimizer.param_groups:
         numbers = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         dimensions = frozenset(min(p.dim(), 4) for p in group["params"]) or frozenset((1, 2))
-        made = _Group(numbers, dimensions)
-        found = (k for k, kind in enumerate(kinds) if kind.dimensions == dimensions and _same(kind.numbers, numbers))
+        made = _Group(numbers, dimensions, _largest(group["params"]))
+        found = (k for k, kind in enumerate(kinds) if (kind.dimensions, kind.largest) == (dimensions, made.largest)
+                 and _same(kind.numbers, numbers))  # fmt: skip
         kind_of.append(next(found, len(kinds)))
         if kind_of[-1] == len(kinds):
             kinds.append(made)
@@ -506,6 +577,16 @@ def probe(optimizer: torch.optim.Optimizer) -> Properties:
         except Exception as fault:  # of a class that does what nobody expects
             return Properties("refused", reason=f"it cannot be tried: {type(fault).__name__}: {fault}")
     return replace(properties, groups=tuple(properties.groups[k] for k in kind_of) if properties.groups else ())
+
+
+def _largest(parameters: Sequence[torch.Tensor]) -> frozenset[tuple[int, ...]]:
+    """Of each number of dimensions; not above what can be tried in a moment."""
+    shapes: dict[int, tuple[int, ...]] = {}
+    for p in parameters:
+        shape = tuple(p.shape)
+        if math.prod(shape) <= _MOST_TRIED and math.prod(shape) > math.prod(shapes.get(len(shape), (0,))):
+            shapes[len(shape)] = shape
+    return frozenset(shapes.values())
 
 
 def _probed(trial: _Trial) -> Properties:

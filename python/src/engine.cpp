@@ -395,8 +395,16 @@ void bind_engine(py::module_& module) {
     return self.local([&](zero::Engine& e) { return zero::ProgramSteps(e).scale(loss); });
   });
   c.def("add_up", [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).add_up(); }); });
+  c.def("set_number", [](const PyEngine& self, int group, const std::string& name, double value) {
+    self.local([&](zero::Engine& e) { zero::ProgramSteps(e).set_number(group, name, value); });
+  });
   c.def("discard_gradients",
         [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).discard_gradients(); }); });
+  c.def("grad_norm", [](const PyEngine& self) {
+    return self.run("libzero::grad_norm", [](zero::Engine& e) { return zero::ProgramSteps(e).grad_norm(); });
+  });
+  c.def("forget_clip",
+        [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).forget_clip(); }); });
   c.def("clip_grad_norm", [](const PyEngine& self, double max_norm) {
     return self.run("libzero::clip_grad_norm",
                     [&](zero::Engine& e) { return zero::ProgramSteps(e).clip_grad_norm(max_norm); });

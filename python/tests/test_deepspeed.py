@@ -1,5 +1,6 @@
 """Programs written for DeepSpeed run over libzero, with what DeepSpeed itself was seen to do."""
 
+import copy
 import functools
 import importlib
 import importlib.util
@@ -642,6 +643,28 @@ def test_a_programs_own_rule_is_computed_as_it_is_written(stage: int) -> None:
         engine.destroy()
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_groups_of_the_configurations_optimizer_have_their_own_numbers(stage: int) -> None:
+    base = network()
+    plain_model, model = copy.deepcopy(base), copy.deepcopy(base)
+    reference = torch.optim.AdamW(
+        [{"params": plain_model[0].parameters(), "betas": (0.5, 0.6)}, {"params": plain_model[2:].parameters()}],
+        lr=1e-3, weight_decay=0.01,
+    )  # fmt: skip
+    groups = [{"params": model[0].parameters(), "betas": (0.5, 0.6)}, {"params": model[2:].parameters()}]
+    engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=groups, config=config(stage))
+    for step in range(5):
+        loss = plain_model(batch(0, step)).square().mean()
+        torch.autograd.backward(loss)
+        reference.step()
+        reference.zero_grad()
+        ours = engine(batch(0, step)).square().mean()
+        assert ours.item() == pytest.approx(loss.item(), rel=1e-6)
+        engine.backward(ours)
+        engine.step()
+    engine.destroy()
+
+
 def test_an_optimizer_whose_step_would_not_run_is_refused() -> None:
     settings = config(1)
     del settings["optimizer"]
@@ -808,8 +831,8 @@ def test_calls_out_of_order_are_refused_in_words() -> None:
         engine.zero_grad()
     engine.step()
     engine.zero_grad()
-    optimizer.param_groups[0]["betas"] = (0.1, 0.2)
-    with pytest.raises(libzero.ConfigError, match="only lr may be"):
+    optimizer.param_groups[0]["bias_correction"] = False
+    with pytest.raises(libzero.ConfigError, match="bias_correction.* it cannot change while training"):
         one_step(engine)
 
 

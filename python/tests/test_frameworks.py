@@ -129,6 +129,7 @@ def test_trainer_resumes_at_another_number_of_ranks(tmp_path: Path) -> None:
 
 
 BY_LIBZERO = {"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "adafactor", "rmsprop"}
+BY_LIBZERO |= {"adamw_bnb_8bit", "ademamix_8bit", "lion_8bit", "paged_adamw_32bit", "rmsprop_bnb_8bit"}
 
 
 def test_each_name_of_optim_trains_as_torch_or_is_refused(tmp_path: Path) -> None:

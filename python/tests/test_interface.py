@@ -216,8 +216,8 @@ def test_rates_of_groups_and_numbers_that_are_fixed() -> None:
     one_step(engine)
     changed = [name for name, value in engine.state_dict().items() if not torch.equal(value, before[name])]
     assert changed == ["0.bias", "2.bias", "4.bias"]
-    first["weight_decay"] = 1.0
-    with pytest.raises(libzero.ConfigError, match="only lr may be changed"):
+    first["nesterov"] = True
+    with pytest.raises(libzero.ConfigError, match="nesterov.* got True, expected False: it cannot change"):
         one_step(engine)
 
 

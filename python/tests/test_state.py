@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, find_zero, network, nightly
+from conftest import Programs, batch, config, find_zero, network, nightly, without
 
 import libzero
 from libzero import deepspeed
@@ -111,13 +111,62 @@ def test_rates_of_a_scheduler_of_torch_continue_after_a_resume(
         torch.testing.assert_close(value, weights[key], rtol=1e-5, atol=1e-6)
 
 
-def test_a_scheduler_that_moves_momentum_is_refused_at_the_save_too(tmp_path: Path) -> None:
-    settings = config(1, optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})
-    engine = libzero.Engine(network(), settings)
-    schedulers.OneCycleLR(engine.optimizer, 0.4, total_steps=9)
-    with pytest.raises(libzero.ConfigError, match="only lr may be changed.*cycle_momentum=False"):
-        engine.save_checkpoint(tmp_path, "t")
-    engine.close()
+@pytest.mark.parametrize("layer", ["configuration", "program", "deepspeed"])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_a_scheduler_moves_momentum(kind: str, layer: str, tmp_path: Path) -> None:
+    """Of the rules that the engine has, and also in a run that is resumed before the scheduler moves again."""
+    words: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, **({"momentum": 0.9} if kind == "SGD" else {})}
+    base = network()
+
+    def cycle(optimizer: torch.optim.Optimizer) -> Scheduler:
+        return schedulers.OneCycleLR(optimizer, 0.1, total_steps=9, base_momentum=0.6, max_momentum=0.95)
+
+    plain = copy.deepcopy(base)
+    reference = getattr(torch.optim, kind)(plain.parameters(), **words)
+    scheduler, expected, numbers = cycle(reference), [], []
+    for step in range(8):
+        loss = plain(batch(0, step)).square().mean()
+        torch.autograd.backward(loss)
+        expected.append(loss.item())
+        numbers.append(reference.param_groups[0]["momentum" if kind == "SGD" else "betas"])
+        reference.step()
+        reference.zero_grad()
+        scheduler.step()
+
+    def begin() -> tuple[Any, Any]:
+        model = copy.deepcopy(base)
+        if layer == "configuration":
+            engine = libzero.Engine(model, config(2, optimizer={"type": kind, "params": words}))
+            return engine, engine.optimizer
+        mine = getattr(torch.optim, kind)(model.parameters(), **words)
+        if layer == "program":
+            return libzero.Engine(model, without("optimizer", config(2)), optimizer=mine), mine
+        engine, optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=mine, config=without("optimizer", config(2))
+        )
+        return engine, optimizer
+
+    engine, optimizer = begin()
+    scheduler = cycle(optimizer)
+    losses, seen = [], []
+    for step in range(8):
+        if step == 4:
+            engine.save_checkpoint(tmp_path, "t")
+            state = scheduler.state_dict()
+            (engine if layer != "deepspeed" else engine._engine).close()
+            engine, optimizer = begin()
+            scheduler = cycle(optimizer)
+            engine.load_checkpoint(tmp_path, "t")
+            scheduler.load_state_dict(state)
+        loss = engine(batch(0, step)).square().mean()
+        losses.append(loss.item())
+        seen.append(optimizer.param_groups[0]["momentum" if kind == "SGD" else "betas"])
+        engine.backward(loss)
+        engine.step()
+        scheduler.step()
+    (engine if layer != "deepspeed" else engine._engine).close()
+    torch.testing.assert_close(torch.tensor(seen), torch.tensor(numbers))
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("layer", ["libzero", "deepspeed"])

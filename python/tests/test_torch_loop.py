@@ -39,9 +39,10 @@ def loop(
     return losses, norms
 
 
-@pytest.mark.parametrize("clip", [None, 0.02])
-@pytest.mark.parametrize("micro", [1, 3])
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name, micro, clip", [
+    ("AdamW", 1, None), ("AdamW", 3, 0.02), ("RMSprop", 1, 0.02), nightly("AdamW", 1, 0.02), nightly("AdamW", 3, None),
+    nightly("RMSprop", 1, None), nightly("RMSprop", 3, None), nightly("RMSprop", 3, 0.02),
+])  # fmt: skip
 def test_it_trains_as_in_one_process(name: str, micro: int, clip: float | None) -> None:
     """Losses to 1e-5 over 50 steps, norms to 1e-5, at every stage, for a built-in rule and another one."""
     make, base, steps = MAKE[name], network(), 50
@@ -119,6 +120,21 @@ def test_calls_between_backward_and_step(stage: int) -> None:
                 assert engine.clip_grad_norm_(0.0) > 0
 
         same(nothing)
+        def by_both(first: float, second: float, value: float) -> Callable[[Any], Any]:
+            def limit(each: Any) -> None:
+                if each is plain:
+                    torch.nn.utils.clip_grad_norm_(plain.parameters(), first)
+                    torch.nn.utils.clip_grad_norm_(plain.parameters(), second)
+                    torch.nn.utils.clip_grad_value_(plain.parameters(), value)
+                else:
+                    engine.clip_grad_norm_(first)
+                    assert float(engine.clip_grad_norm_(second)) <= first * 1.001
+                    engine.clip_grad_value_(value)
+
+            return limit
+
+        for limits in ((0.01, 0.05, 1.0), (0.05, 0.01, 1e9), (0.02, 0.02, 1e-3)):
+            same(by_both(*limits))
         # A gradient that is set after the norm was asked for counts.
         model(batch(0, 1)).square().mean().backward()
         engine.clip_grad_norm_(1e9)
@@ -162,6 +178,20 @@ def test_what_cannot_be_meant_is_an_error_in_words() -> None:
         engine.scale(half(batch().half()).float().square().mean()).backward()
         scaled.step()
         assert engine.global_step == 1 and engine.skipped_steps == 0
+
+
+def test_a_parameter_in_no_group_stays_as_it_is() -> None:
+    for make in MAKE.values():
+        model = network()
+        model[0].requires_grad_(False)
+        optimizer = make([p for p in model.parameters() if p.requires_grad])
+        with libzero.Engine(model, clean(1), optimizer=optimizer) as engine:
+            before = model[0].weight.detach().clone()
+            for step in range(3):
+                model[0].requires_grad_(step > 0)
+                model(batch(0, step)).square().mean().backward()
+                optimizer.step()
+            assert torch.equal(engine.unsharded_copy()[0].weight, before)
 
 
 def test_an_optimizer_with_two_modes_is_refused_where_it_would_change_parameters() -> None:

@@ -26,7 +26,7 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
                                    std::optional<ProgramRule> program)
     : settings_(optimizer),
       program_(std::move(program)),
-      groups_{{"", optimizer.weight_decay}},
+      groups_{{"", optimizer}},
       schedule_(schedule, base_rates(program_ ? program_->lr : optimizer.lr, groups)) {
   if (program_ && settings_.type != OptimizerType::None)
     throw ConfigError(base::join("[Engine] got an optimizer of the program, ", program_->name,
@@ -42,7 +42,8 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
           base::join("[ShardedOptimizer] got lr ", *group.lr, " for the parameter group '", group.pattern,
                      "', expected none: the scheduler sets the rates of all groups. Hint: give the scheduler's "
                      "rate as a list with one entry per group, the unnamed group first."));
-    groups_.push_back({group.pattern, group.weight_decay.value_or(optimizer.weight_decay)});
+    groups_.push_back({group.pattern, optimizer});
+    groups_.back().settings.weight_decay = group.weight_decay.value_or(optimizer.weight_decay);
   }
   set_rates_.assign(groups_.size(), -1.0);
 }
@@ -149,6 +150,38 @@ void ShardedOptimizer::set_lr(int group, double lr) {
   set_rates_[static_cast<std::size_t>(group)] = lr;
 }
 
+void ShardedOptimizer::set_number(int group, const std::string& name, double value) {
+  const auto expect = [&](bool condition, const auto&... what) {
+    if (!condition) throw ConfigError(base::join("[Engine] ", name, ": ", what...));
+  };
+  expect(group >= 0 && group < num_parameter_groups(), "got parameter group ", group, ", expected 0 to ",
+         num_parameter_groups() - 1);
+  auto& own = groups_[static_cast<std::size_t>(group)].settings;
+  double* const number = name == "beta1"          ? &own.beta1
+                         : name == "beta2"        ? &own.beta2
+                         : name == "eps"          ? &own.eps
+                         : name == "weight_decay" ? &own.weight_decay
+                         : name == "momentum"     ? &own.momentum
+                         : name == "dampening"    ? &own.dampening
+                         : name == "lr_decay"     ? &own.lr_decay
+                                                  : nullptr;
+  expect(!program_ && number != nullptr,
+         "got a name that no rule has, expected beta1, beta2, eps, weight_decay, momentum, dampening or lr_decay");
+  const bool fraction = name == "beta1" || name == "beta2";
+  expect(std::isfinite(value) && value >= 0 && (!fraction || value < 1), "got ", value, ", expected ",
+         fraction ? "0 or more and less than 1" : "a finite number of at least 0");
+  expect(name != "momentum" || settings_.momentum != 0 || value == 0, "got ", value,
+         ", expected 0: the rule has no momentum. Hint: begin with a momentum above 0.");
+  *number = value;
+  set_numbers_[{group, name}] = value;
+}
+
+std::string ShardedOptimizer::set_numbers() const {
+  std::string text;
+  for (const auto& [which, value] : set_numbers_) text += base::join(which.first, which.second, value, ";");
+  return text;
+}
+
 void ShardedOptimizer::check_rates(const std::vector<double>& rates) const {
   if (!rates.empty() && rates.size() != groups_.size())
     throw ConfigError(base::join("[load_checkpoint] got rates that the program set for ", rates.size(),
@@ -165,9 +198,9 @@ void ShardedOptimizer::restore_rates(std::vector<double> rates) {
 
 kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t missed_steps) const {
   const auto narrow = [](double value) { return static_cast<float>(value); };
-  const double rate = lr(group), decay = groups_[static_cast<std::size_t>(group)].weight_decay;
-  const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(settings_.beta1),
-               beta2 = settings_.beta2;
+  const auto& own = settings_of(group);
+  const double rate = lr(group), decay = own.weight_decay;
+  const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(own.beta1), beta2 = own.beta2;
   const auto updates = applied_ + 1 - missed_steps;  // updates of these elements, including this one
   const auto count = static_cast<double>(updates);
   kernels::UpdateConstants c{};
@@ -179,19 +212,19 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
   c.beta2 = narrow(beta2);
   c.new1 = narrow(1 - beta1);
   c.new2 = narrow(1 - beta2);
-  c.eps = narrow(settings_.eps);
+  c.eps = narrow(own.eps);
   c.first = updates == 1;
-  c.nesterov = settings_.nesterov;
-  c.momentum = narrow(settings_.momentum);
-  c.undamped = narrow(1 - settings_.dampening);
+  c.nesterov = own.nesterov;
+  c.momentum = narrow(own.momentum);
+  c.undamped = narrow(1 - own.dampening);
   c.negative_step = narrow(-rate);
   if (c.rule == kernels::Rule::AdamDecoupled || c.rule == kernels::Rule::AdamL2) {
-    const double correction1 = settings_.bias_correction ? 1 - std::pow(beta1, count) : 1;
-    const double correction2 = settings_.bias_correction ? 1 - std::pow(beta2, count) : 1;
+    const double correction1 = own.bias_correction ? 1 - std::pow(beta1, count) : 1;
+    const double correction2 = own.bias_correction ? 1 - std::pow(beta2, count) : 1;
     c.root2 = narrow(std::sqrt(correction2));
     c.negative_step = narrow(-(rate / correction1));
   } else if (c.rule == kernels::Rule::Adagrad) {
-    c.negative_step = narrow(-(rate / (1 + (count - 1) * settings_.lr_decay)));
+    c.negative_step = narrow(-(rate / (1 + (count - 1) * own.lr_decay)));
   }
   return c;
 }

@@ -73,6 +73,12 @@ class ShardedOptimizer {
   void set_lr(int group, double lr);
   // The learning rates from set_lr(), by group; negative: not set. Checkpoints store them.
   const std::vector<double>& set_rates() const { return set_rates_; }
+  // Changes "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening" or "lr_decay" of a group from the next
+  // update on. Checkpoints do not store it. ConfigError for another name, a number that the rule cannot have, and
+  // momentum where the rule was made without.
+  void set_number(int group, const std::string& name, double value);
+  // A text of all numbers that were set, which ranks compare.
+  std::string set_numbers() const;
   // Rates of a checkpoint; empty: none was set. ConfigError (kCheckpoint) unless there is one per group.
   void check_rates(const std::vector<double>& rates) const;
   void restore_rates(std::vector<double> rates);
@@ -103,8 +109,11 @@ class ShardedOptimizer {
  private:
   struct Group {
     std::string pattern;
-    double weight_decay;
+    config::OptimizerSettings settings;  // with the group's own weight decay, and what set_number() has changed
   };
+  const config::OptimizerSettings& settings_of(int group) const {
+    return groups_[static_cast<std::size_t>(group)].settings;
+  }
   kernels::UpdateConstants constants_of(int group, std::int64_t missed_steps) const;
   kernels::UpdateConstants constants_in_step(int group, std::int64_t missed_steps) const {
     return missed_steps == 0 ? constants_[static_cast<std::size_t>(group)] : constants_of(group, missed_steps);
@@ -115,6 +124,7 @@ class ShardedOptimizer {
   std::optional<ProgramRule> program_;
   std::vector<Group> groups_;
   std::vector<double> set_rates_;
+  std::map<std::pair<int, std::string>, double> set_numbers_;  // by group and name
   Schedule schedule_;
   std::int64_t applied_ = 0;
   bool in_step_ = false;

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <set>
 
 #include "base/log.h"
@@ -136,7 +137,12 @@ ProgramSteps::ProgramSteps(Engine& engine) : state_(engine.state_) {}
 ProgramSteps::~ProgramSteps() = default;
 void ProgramSteps::accept_backward() { state_->program_pass.accept(); }
 void ProgramSteps::add_up() { state_->parts.progress.adds_up = state_->parts.plan.batch.accumulation == 1; }
+double ProgramSteps::grad_norm() { return state_->stepper.grad_norm("grad_norm"); }
 double ProgramSteps::clip_grad_norm(double max_norm) { return state_->stepper.clip_grad_norm(max_norm); }
+void ProgramSteps::set_number(int group, const std::string& name, double value) {
+  state_->stepper.set_number(group, name, value);
+}
+void ProgramSteps::forget_clip() { state_->parts.program->clip(std::numeric_limits<double>::infinity()); }
 void ProgramSteps::discard_gradients() { state_->backward.discard_gradients(); }
 void ProgramSteps::follow(const at::Tensor& output) { state_->program_pass.follow(output); }
 at::Tensor ProgramSteps::scale(const at::Tensor& loss) { return state_->program_pass.scale(loss); }

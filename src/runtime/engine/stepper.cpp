@@ -98,22 +98,30 @@ StepResult Stepper::step() {
   });
 }
 
-double Stepper::clip_grad_norm(double max_norm) {
+double Stepper::grad_norm(const char* call) {
   p_.relay.keeping([&] {
     checks_.before_step();
-    const auto where = p_.where("clip_grad_norm");
-    if (!(max_norm >= 0)) throw ConfigError(where + base::join("got ", max_norm, ", expected 0 or more"));
     if (!p_.program->at_boundary() && !p_.accumulated().open)
-      throw ConfigError(where + base::join("called after ", p_.accumulated().micro_batches, " of ",
-                                           p_.plan.batch.accumulation,
-                                           " micro-batches, expected between the last backward() and step()"));
+      throw ConfigError(p_.where(call) + base::join("called after ", p_.accumulated().micro_batches, " of ",
+                                                    p_.plan.batch.accumulation,
+                                                    " micro-batches, expected between the last backward() and step()"));
   });
   return p_.relay.reporting([&] {
     if (p_.accumulated().open) backward_.close_micro_batch();
-    // A maximum of 0 would be no clipping: the smallest number sets gradients to zero.
-    p_.program->clip(std::max(max_norm, std::numeric_limits<double>::min()));
     return p_.program->norm();
   });
+}
+
+double Stepper::clip_grad_norm(double max_norm) {
+  constexpr const char* kCall = "clip_grad_norm";
+  p_.relay.keeping([&] {
+    if (!(max_norm >= 0)) throw ConfigError(p_.where(kCall) + base::join("got ", max_norm, ", expected 0 or more"));
+  });
+  const double norm = grad_norm(kCall);
+  const double before = p_.accumulated().clip.value_or(std::numeric_limits<double>::infinity());
+  // A maximum of 0 would be no clipping: the smallest number sets gradients to zero.
+  p_.program->clip(std::min(before, std::max(max_norm, std::numeric_limits<double>::min())));
+  return std::min(norm, before);
 }
 
 // --- the norm ---------------------------------------------------------------------------------
@@ -147,6 +155,7 @@ std::uint64_t Stepper::hash_of_choices() const {
   auto text = active_on(p_.binding(), 0);
   const auto& rates = p_.optimizer->set_rates();
   text.append(reinterpret_cast<const char*>(rates.data()), rates.size() * sizeof(double));
+  text += p_.optimizer->set_numbers();
   if (p_.job.rule) text += base::join(" ", p_.job.rule->choices());
   return XXH3_64bits(text.data(), text.size());
 }
@@ -228,6 +237,13 @@ void Stepper::set_lr(int group, double lr) {
   p_.relay.keeping([&] {
     p_.program->join_update();  // the pending update reads the learning rates
     p_.optimizer->set_lr(group, lr);
+  });
+}
+
+void Stepper::set_number(int group, const std::string& name, double value) {
+  p_.relay.keeping([&] {
+    p_.program->join_update();
+    p_.optimizer->set_number(group, name, value);
   });
 }
 

@@ -11,7 +11,8 @@ class Stepper {
   Stepper(Parts& parts, const Checks& checks, Backward& backward, ForwardListener& listener);
 
   StepResult step();
-  // As ProgramSteps::clip_grad_norm().
+  // As in ProgramSteps.
+  double grad_norm(const char* call);
   double clip_grad_norm(double max_norm);
   // Completes a pending delayed update. Collective, between steps.
   void flush();
@@ -21,6 +22,7 @@ class Stepper {
   bool at_boundary() const;
   double lr(int group) const;
   void set_lr(int group, double lr);
+  void set_number(int group, const std::string& name, double value);
 
  private:
   std::vector<double> exchange_norms(double mine);

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import torch
 
-from libzero._updates import MAY_DIFFER, CannotTakeOver, Updates, before_engine, grouped
+from libzero._updates import MAY_DIFFER, CannotTakeOver, Updates, before_engine, grouped, run_own_step
 from libzero._updates import client_updates as updates_of_client
 from libzero.deepspeed import _names
 from libzero.deepspeed._refuse import AssertedConfigError, NotBuiltError, module_getattr, refusal
@@ -234,6 +234,18 @@ def configured(groups: list[dict[str, Any]], config: Mapping[str, Any], block: M
     return made
 
 
+def with_own_numbers(updates: Updates, model: torch.nn.Module, numbers: Mapping[str, Any]) -> bool:
+    """[local] Whether a group has another number than the configuration: then the optimizer's step() is run."""
+    rule = [key for key in numbers if key not in MAY_DIFFER]
+    if all(group[key] == numbers[key] for group in updates.groups for key in rule):
+        return False
+    try:
+        run_own_step(updates, model)
+    except CannotTakeOver as fault:
+        raise NotBuiltError(str(fault)) from None
+    return True
+
+
 def _params(block: Mapping[str, Any]) -> Mapping[str, Any]:
     params = block.get("params")
     return params if isinstance(params, Mapping) else {}
@@ -272,12 +284,6 @@ def config_updates(
         groups = [{**numbers, **group} for group in given]  # type: ignore[dict-item]
         for group in groups:
             group["params"] = list(group["params"])
-            for key in numbers:
-                if key not in MAY_DIFFER and group[key] != numbers[key]:
-                    raise ConfigError(
-                        f"[deepspeed] model_parameters: {key} got {group[key]!r}, expected {numbers[key]!r}, as the "
-                        "configuration says. Hint: only lr and weight_decay may differ."
-                    )
     else:
         groups = [{"params": given, **numbers}]
     return grouped(groups, model)

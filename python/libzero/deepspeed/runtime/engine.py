@@ -30,6 +30,7 @@ from libzero.deepspeed.runtime.base_optimizer import (
     client_updates,
     config_updates,
     configured,
+    with_own_numbers,
     wrapped,
 )
 from libzero.deepspeed.runtime.config import (
@@ -283,6 +284,8 @@ class DeepSpeedEngine(torch.nn.Module):
             block = native["optimizer"]
             updates.block = {**block, "params": {**block.get("params", {}), **own}}
         updates.optimizer = configured(updates.groups, effective, native["optimizer"])
+        if with_own_numbers(updates, self.module, numbers):
+            del native["optimizer"]
         return updates, True
 
     def _scheduler_of(self, given: Any, native: dict[str, Any]) -> Any:
