@@ -1,6 +1,7 @@
 // For a program with a loop of its own: it calls loss.backward() of torch, and decides which step() updates.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,9 +39,9 @@ class ZERO_API ProgramSteps {
   // [collective] The same, after clip_grad_norm() calls before. The update is then clipped to the smallest max_norm of
   // the step, in place of gradient_clipping; infinity: not clipped. ConfigError for a negative max_norm.
   double clip_grad_norm(double max_norm);
-  // [local] On all ranks: takes back the limits of the step, for a program that has scaled the gradients itself. The
-  // update is not clipped then.
-  void forget_clip();
+  // [local] On all ranks, for a program that clips the gradients itself: the limit of clip_grad_norm() calls of the
+  // step, after which the update is not clipped. None: there was no call, and nothing changes.
+  std::optional<double> take_clip();
   // [local] Between steps, on all ranks: changes "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening" or
   // "lr_decay" of a parameter group (0, or the number of its pattern in libzero.parameter_groups) from the next update
   // on. Ranks compare it; checkpoints do not store it. ConfigError for a name or number that the built-in rule cannot

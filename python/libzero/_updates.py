@@ -124,8 +124,8 @@ def _refuse_losses(optimizer: torch.optim.Optimizer, own: Own | None) -> None:
         why = "its step() was replaced, and the engine would not call it"
         refuse(why, "a subclass with this step(), a scheduler for rates, tensor.register_hook() for gradients")
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        why = "it has hooks of step(), which the engine calls for each unit of the model"
-        refuse(why, "register them with the optimizer that initialize() returns")
+        why = "it has hooks of step(), and the engine would not call them"
+        refuse(why, "register them once the engine is made, with its optimizer")
     trained = sum(_has_history(state) for state in optimizer.state.values())
     if trained:
         why = f"it has states of {trained} parameters, which would be lost"

@@ -236,8 +236,6 @@ class Engine:
         native_mesh = None if mesh is None else mesh._native
         self._native = _native.Engine(self._original, options, self.comm, native_mesh, rule)
         self._rule = rule
-        self._limit: tuple[int, float] | None = None
-        """The smallest max_norm of clip_grad_norm_(), and the step that it is for."""
         self._divided = _divided_experts(self._original)
         self._has_extra = bool(modules_with_extra_state(self._original))
         if self._divided:  # ranks have different experts
@@ -321,9 +319,6 @@ class Engine:
         """
         self.optimizer._push()
         norm = self._native.clip_grad_norm(float(max_norm))
-        step = self.global_step
-        limit = self._limit[1] if self._limit is not None and self._limit[0] == step else math.inf
-        self._limit = (step, min(limit, float(max_norm)))
         return torch.tensor(norm if norm >= 0 else math.inf)
 
     def clip_grad_value_(self, clip_value: float) -> None:
@@ -335,18 +330,14 @@ class Engine:
         norm = self._native.grad_norm()
         if norm < 0:
             return
-        factor = 1.0
-        if self._limit is not None and self._limit[0] == self.global_step:  # what clip_grad_norm_() has scaled
-            factor = min(1.0, self._limit[1] / (norm + 1e-6))
+        limit = self._native.take_clip()  # what clip_grad_norm_() has scaled
+        factor = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         for name, p in self._original.named_parameters():
             if not p.requires_grad:
                 continue
             _, own = self._native.own_gradient(name)
             if own is not None:
                 self._native.set_own_gradient(name, (own * factor).clamp(-clip_value, clip_value))
-        if factor < 1:
-            self._native.forget_clip()
-            self._limit = None
 
     def gradient(self, parameter: str | torch.nn.Parameter) -> torch.Tensor | None:
         """[collective] The gradient that step() will use, before clipping: fp32, in the parameter's shape.

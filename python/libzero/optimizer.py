@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from libzero.engine import Engine
 
 _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "lr_decay")
-
-
 _NUMBERS = ("betas", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
 """Of the built-in rules, which may change from step to step."""
 
@@ -205,7 +203,7 @@ class Optimizer(torch.optim.Optimizer):
 
 
 _RULE = ("betas", "eps", "momentum", "dampening", "nesterov", "weight_decay", "lr_decay", "bias_correction", "amsgrad")
-"""What may not change while training with a rule of the engine; other keys are a scheduler's or the program's."""
+"""What a rule of the engine has; a group's other keys are a scheduler's or the program's."""
 _ELSEWHERE = "the states are in the engine's checkpoints: engine.save_checkpoint(dir, tag), engine.load_checkpoint(dir)"
 
 
@@ -213,9 +211,8 @@ class ProgramOptimizer(torch.optim.Optimizer):
     """A program's optimizer in an engine: what Engine(optimizer=) makes of the program's object, which stays the same
     object, of its own class too. step() is the engine's.
 
-    Its groups drive the engine, so that a scheduler of torch over either object does. Numbers may
-    change from step to step; where the engine computes a rule of torch itself, not flags such as `nesterov`.
-    The states are the engine's.
+    Its groups drive the engine, so that a scheduler of torch over either object does. Numbers may change from step to
+    step, flags such as `nesterov` not. The states are the engine's.
     """
 
     optimizer: torch.optim.Optimizer

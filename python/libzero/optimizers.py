@@ -1,7 +1,7 @@
-"""Optimizers that a program brings: any torch.optim.Optimizer, if its rule is element-wise, on the engine's shards.
+"""Optimizers that a program brings: any torch.optim.Optimizer whose updates are possible on an engine's shards.
 
-The engine holds masters and states; for an update it gives the optimizer 1-d pieces of parameters with their gradients
-and states. probe() finds out beforehand whether that is the optimizer that the program wrote.
+The engine holds masters and states; for an update it gives the optimizer 1-d pieces of parameters, or whole ones, with
+their gradients and states. probe() finds out beforehand whether that is the optimizer that the program wrote.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from libzero.errors import ConfigError
 
+if TYPE_CHECKING:
+    from libzero._native import UpdatePiece
+
 __all__ = ["Properties", "probe"]
 
 Make: TypeAlias = Callable[[list[Any]], torch.optim.Optimizer]
 """Makes an optimizer of parameters, or of groups of them."""
+
+Piece: TypeAlias = "UpdatePiece | _Fake"
 
 MOST_STATES = 8
 """Of an element, besides the master: kMaxSlots of the engine."""
@@ -41,21 +46,6 @@ def rule_of(step: Any) -> Any:
     while hasattr(step, "__wrapped__") and step.__globals__["__name__"].startswith("torch.optim"):
         step = step.__wrapped__
     return step
-
-
-class Piece(Protocol):
-    """Elements of one parameter: zero::UpdatePiece."""
-
-    @property
-    def parameter(self) -> str: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def master(self) -> torch.Tensor: ...
-    @property
-    def gradient(self) -> torch.Tensor: ...
-    @property
-    def states(self) -> list[torch.Tensor]: ...
 
 
 @dataclass(frozen=True)

@@ -403,8 +403,9 @@ void bind_engine(py::module_& module) {
   c.def("grad_norm", [](const PyEngine& self) {
     return self.run("libzero::grad_norm", [](zero::Engine& e) { return zero::ProgramSteps(e).grad_norm(); });
   });
-  c.def("forget_clip",
-        [](const PyEngine& self) { self.local([](zero::Engine& e) { zero::ProgramSteps(e).forget_clip(); }); });
+  c.def("take_clip", [](const PyEngine& self) {
+    return self.local([](zero::Engine& e) { return zero::ProgramSteps(e).take_clip(); });
+  });
   c.def("clip_grad_norm", [](const PyEngine& self, double max_norm) {
     return self.run("libzero::clip_grad_norm",
                     [&](zero::Engine& e) { return zero::ProgramSteps(e).clip_grad_norm(max_norm); });

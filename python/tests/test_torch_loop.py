@@ -135,6 +135,11 @@ def test_calls_between_backward_and_step(stage: int) -> None:
 
         for limits in ((0.01, 0.05, 1.0), (0.05, 0.01, 1e9), (0.02, 0.02, 1e-3)):
             same(by_both(*limits))
+        # A limit of gradients that were dropped is not one of the next.
+        model(batch(0, 5)).square().mean().backward()
+        engine.clip_grad_norm_(1e-4)
+        optimizer.zero_grad()
+        same(by_value)
         # A gradient that is set after the norm was asked for counts.
         model(batch(0, 1)).square().mean().backward()
         engine.clip_grad_norm_(1e9)

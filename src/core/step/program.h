@@ -5,7 +5,9 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -88,6 +90,10 @@ class StepProgram {
   void forget_norm() { accumulated_.squares.reset(); }
   // The maximum norm of this step's update, in place of RunFacts::clip.
   void clip(double max_norm) { accumulated_.clip = max_norm; }
+  // What clip() has set; the update is not clipped then. None: nothing, and RunFacts::clip stays.
+  std::optional<double> take_clip() {
+    return accumulated_.clip ? std::exchange(accumulated_.clip, std::numeric_limits<double>::infinity()) : std::nullopt;
+  }
   // Discards all micro-batches of the step.
   void discard_gradients() { discard(/*everything=*/true); }
   // Discards the current micro-batch, also during a failed backward; those that are complete remain. If it has already

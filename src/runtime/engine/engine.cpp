@@ -6,7 +6,6 @@
 
 #include <unistd.h>
 
-#include <limits>
 #include <set>
 
 #include "base/log.h"
@@ -142,7 +141,7 @@ double ProgramSteps::clip_grad_norm(double max_norm) { return state_->stepper.cl
 void ProgramSteps::set_number(int group, const std::string& name, double value) {
   state_->stepper.set_number(group, name, value);
 }
-void ProgramSteps::forget_clip() { state_->parts.program->clip(std::numeric_limits<double>::infinity()); }
+std::optional<double> ProgramSteps::take_clip() { return state_->parts.program->take_clip(); }
 void ProgramSteps::discard_gradients() { state_->backward.discard_gradients(); }
 void ProgramSteps::follow(const at::Tensor& output) { state_->program_pass.follow(output); }
 at::Tensor ProgramSteps::scale(const at::Tensor& loss) { return state_->program_pass.scale(loss); }
