@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -83,9 +85,23 @@ def close_at_exit(comm: Communicator) -> Communicator:
     return comm
 
 
+@atexit.register
 def _close_all() -> None:
     for comm in list(_open):
         comm.close()
+    _end_process_group()
 
 
-atexit.register(_close_all)
+def _end_process_group() -> None:
+    # Also of a group that the program started: a thread of gloo that still holds a tensor at the interpreter's end needs
+    # the GIL, and aborts the process (https://github.com/pytorch/pytorch/issues/190489).
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    # Imported after the group was made, it holds the group in default arguments: its threads would not end.
+    functional = sys.modules.get("torch.distributed.nn.functional")
+    for value in vars(functional).values() if functional else ():
+        if isinstance(value, FunctionType) and any(
+            isinstance(one, dist.ProcessGroup) for one in value.__defaults__ or ()
+        ):
+            value.__defaults__ = None
+    dist.destroy_process_group()

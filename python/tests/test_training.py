@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,11 +191,26 @@ def test_ranks_draw_their_own_dropout_at_every_stage(programs: Programs) -> None
 def test_under_torchrun(
     programs: Programs, train: Callable[..., list[float]], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-
     monkeypatch.setenv("MODE", mode)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python", "--standalone"]
     assert hash_of(programs.run(WORKER, *launcher)) == expected_hash(train)
+
+
+def test_the_programs_process_group_ends_before_the_interpreter(programs: Programs) -> None:
+    # Its threads abort the process if they drop a tensor later. Functions run in reverse order at the end.
+    program = programs.write("")
+    Path(program).write_text(
+        "import atexit, sys\n"
+        "import torch.distributed as dist\n"
+        "atexit.register(lambda: print('at the end', dist.is_initialized(), flush=True))\n"
+        "import libzero\n"
+        "dist.init_process_group('gloo', init_method='file://' + sys.argv[1], rank=0, world_size=1)\n"
+        "import torch.distributed.nn.functional\n"
+    )
+    environment = programs.environment()
+    words = [sys.executable, program, str(programs.folder / "store")]
+    out = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert out == "at the end False\n"
 
 
 @pytest.mark.nightly

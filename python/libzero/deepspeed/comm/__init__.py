@@ -5,13 +5,10 @@ Every call is collective over the ranks of its group, as in torch.distributed, e
 
 from __future__ import annotations
 
-import atexit
 import os
 import socket
-import sys
 from collections.abc import Callable
 from datetime import timedelta
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -216,20 +213,6 @@ def _store_on_loopback(rank: int, world_size: int, timeout: timedelta) -> Any:
         fd = socket.create_server(("127.0.0.1", port), backlog=world_size).detach()
     store = _dist.TCPStore  # type: ignore[attr-defined]
     return store("127.0.0.1", port, world_size, rank == 0, timeout, master_listen_fd=fd)
-
-
-@atexit.register
-def _end_process_group() -> None:
-    # Also of a group that the program started. A thread of gloo that still holds a tensor at the interpreter's end
-    # would need the GIL, and abort the process.
-    if not is_initialized():
-        return
-    # Imported after the group was made, it holds the group in default arguments: its threads would not end.
-    functional = sys.modules.get("torch.distributed.nn.functional")
-    for value in vars(functional).values() if functional else ():
-        if isinstance(value, FunctionType) and any(isinstance(one, ProcessGroup) for one in value.__defaults__ or ()):
-            value.__defaults__ = None
-    _dist.destroy_process_group()
 
 
 def timed_op(func: Callable[..., Any]) -> Callable[..., Any]:
