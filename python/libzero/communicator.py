@@ -93,8 +93,8 @@ def _close_all() -> None:
 
 
 def _end_process_group() -> None:
-    # Also of a group that the program started: a thread of gloo that still holds a tensor at the interpreter's end needs
-    # the GIL, and aborts the process (https://github.com/pytorch/pytorch/issues/190489).
+    # Also of a group that the program started: a thread of gloo that still holds a tensor while the interpreter ends
+    # needs the GIL, and aborts the process (https://github.com/pytorch/pytorch/issues/190489).
     if not (dist.is_available() and dist.is_initialized()):
         return
     # Imported after the group was made, it holds the group in default arguments: its threads would not end.

@@ -114,7 +114,8 @@ def build(make: Callable[[], M], config: Config | None = None, device: torch.dev
     """
     if config is not None:
         as_options(config)
-    return _native.build(make, None if device is None else torch.device(device))
+    made: M = _native.build(make, None if device is None else torch.device(device))
+    return made
 
 
 def _refuse_copy(*_: object) -> NoReturn:
@@ -653,7 +654,8 @@ class Engine:
         options.config = [f"{key}={json.dumps(value)}" for key, value in (config or {}).items()]
         options.only = _patterns(only)
         options.stem = stem
-        options.extra_files = list((extra_files or {}).items())
+        files: list[Any] = list((extra_files or {}).items())
+        options.extra_files = files
         report = ExportReport(**self._native.export_weights(os.fspath(path), options, dict(change or {})))
         return self._with_remarks(report)
 

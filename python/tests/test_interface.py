@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Programs, batch, config, find_zero, network
+from conftest import REPOSITORY, Programs, batch, config, find_zero, network
 
 import libzero
 
@@ -531,20 +531,21 @@ def test_another_torch_is_told_what_it_was_built_for(programs: Programs) -> None
     assert done.returncode != 0 and "got torch 2.99.0, expected 2.11.0, which this libzero was built for" in done.stderr
 
 
+def test_types_of_the_extension(programs: Programs) -> None:
+    words = [sys.executable, str(REPOSITORY / "script" / "stubs")]
+    done = subprocess.run(words, env=programs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.timeout(900)  # mypy reads all of torch the first time
 @pytest.mark.nightly
-@pytest.mark.parametrize("words", [["-m", "mypy", "--strict"], ["-m", "mypy.stubtest", "libzero._native"]])
-def test_types(words: list[str], programs: Programs) -> None:
+def test_types(programs: Programs) -> None:
     pytest.importorskip("mypy")
-    if "mypy" in words:
-        words = [*words, str(Path(libzero.__file__).parent)]
-    else:
-        words = [*words, "--allowlist", str(Path(__file__).with_name("stubtest-allowlist.txt"))]
     environment = programs.environment()
     package = Path(libzero.__file__).parent
     if package.parent.name != "site-packages":  # mypy finds those, and refuses to have them named
         environment["MYPYPATH"] = str(package.parent)
     # Not in the repository: mypy would take its configuration, and the sources without _build.py.
-    words = [sys.executable, *words]
+    words = [sys.executable, "-m", "mypy", "--strict", str(package)]
     done = subprocess.run(words, env=environment, cwd=programs.folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,12 +18,12 @@ MemberGradients::MemberGradients(const std::vector<ModelParameter>& members, std
       guard_(members) {}
 
 void MemberGradients::choose_active(bool first) {
-  for (std::size_t i = 0; i < members_.size(); ++i) active_[i] = trainable_ && (wanted(i) || (!first && active(i)));
+  for (std::size_t i = 0; i < members_.size(); ++i) active_[i] = trainable_ && takes_part(i, first);
 }
 
 bool MemberGradients::activity_changed(bool first) const {
   for (std::size_t i = 0; i < members_.size(); ++i)
-    if (wanted(i) != active(i) && (first || !active(i))) return true;
+    if (takes_part(i, first) != active(i)) return true;
   return false;
 }
 

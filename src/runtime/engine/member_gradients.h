@@ -56,6 +56,8 @@ class MemberGradients {
   };
 
   bool wanted(std::size_t i) const { return members_[i].tensor.requires_grad() && !excluded(i); }
+  // One that is frozen within a step keeps the gradients that have arrived.
+  bool takes_part(std::size_t i, bool first) const { return wanted(i) || (!first && active(i)); }
 
   const std::vector<ModelParameter>& members_;
   const std::string group_;
