@@ -46,7 +46,8 @@ class GptPass {
         inner_(part(batch.inner, 4 * config.hidden)),
         vocabulary_(part(batch.vocabulary, config.vocabulary)),
         logits_(batch.gathered_logits ? config.vocabulary : vocabulary_),
-        gpu_(batch.gpu) {}
+        gpu_(batch.gpu),
+        fp32_(batch.fp32) {}
 
   void run() {
     auto x = embed();
@@ -61,10 +62,8 @@ class GptPass {
       }
     }
     Saved head;
-    head.input = std::move(x);
-    use_norm(final_norm());
-    head.norm1 = make(wide_);
-    head.norm1_statistics = statistics();
+    head.norm1 = norm(final_norm(), x, head.input, head.norm1_statistics);
+    x.reset();
     listener_.used(output(), 1);
     auto logits = make(tokens_ * vocabulary_ * element_);
     if (logits_ != vocabulary_) logits = make(tokens_ * logits_ * element_);  // gathered
@@ -119,7 +118,6 @@ class GptPass {
     return std::make_shared<PassTensor>(listener_, tensor);
   }
   void gradient_of(std::size_t parameter, Tensor tensor) { listener_.gradient(parameter, tensor->hand_over()); }
-  Tensor statistics() { return make(2 * tokens_ * element_); }
   // A chunk of rows of the logits in fp32, and a second one if they are converted from 16 bits.
   std::vector<Tensor> rows() {
     const auto bytes = std::min(loss_rows(logits_, gpu_), tokens_) * logits_ * 4;
@@ -146,10 +144,8 @@ class GptPass {
   // One block. Saved tensors are moved to `saved`; null: they are released.
   Tensor forward(std::int64_t i, const Tensor& x, Saved* saved) {
     Saved here;
-    here.input = x;
-    use_norm(of(i, kNorm1));
-    here.norm1 = make(wide_);
-    here.norm1_statistics = statistics();
+    here.norm1 = norm(of(i, kNorm1), x, here.input, here.norm1_statistics);
+    if (saved == nullptr) here.input.reset();
     listener_.used(of(i, kQkv), 2);
     here.qkv = make(3 * attended());
     if (saved == nullptr) here.norm1.reset(), here.norm1_statistics.reset();
@@ -158,10 +154,9 @@ class GptPass {
     listener_.used(of(i, kProjection), 2);
     const auto projected = make(wide_);
     if (saved == nullptr) here.mixed.reset(), here.sums.reset();
-    here.middle = make(wide_);
-    use_norm(of(i, kNorm2));
-    here.norm2 = make(wide_);
-    here.norm2_statistics = statistics();
+    auto middle = make(wide_);
+    here.norm2 = norm(of(i, kNorm2), middle, here.middle, here.norm2_statistics);
+    if (saved == nullptr) here.middle.reset();
     listener_.used(of(i, kUp), 2);
     here.up = make(tokens_ * inner_ * element_);
     here.activated = make(tokens_ * inner_ * element_);
@@ -172,6 +167,25 @@ class GptPass {
     if (saved != nullptr) *saved = std::move(here);
     return result;
   }
+
+  // models::LayerNorm: it computes in fp32 if the dtypes of its input and parameters differ. `input`: what it saves.
+  Tensor norm(std::size_t weight, const Tensor& x, Tensor& input, Tensor& statistics) {
+    use_norm(weight);
+    if (!mixed(weight)) {
+      input = x;
+      auto result = make(wide_);
+      statistics = make(2 * tokens_ * element_);
+      return result;
+    }
+    input = make(wide_in_fp32());
+    const auto wide = make(wide_in_fp32());
+    statistics = make(2 * tokens_ * 4);
+    return make(wide_);
+  }
+  bool is_fp32(std::size_t parameter) const { return element_ == 4 || (!fp32_.empty() && fp32_[parameter]); }
+  bool mixed(std::size_t weight) const { return element_ < 4 && (is_fp32(weight) || is_fp32(weight + 1)); }
+  std::int64_t wide_in_fp32() const { return tokens_ * config_.hidden * 4; }
+  std::int64_t width(std::size_t parameter) const { return is_fp32(parameter) ? 4 : element_; }
 
   static std::int64_t part(std::int64_t given, std::int64_t all) { return given > 0 ? given : all; }
   std::int64_t attended() const { return tokens_ * attended_ * element_; }
@@ -191,14 +205,18 @@ class GptPass {
 
   Tensor norm_backward(std::size_t weight, Tensor gradient, Tensor& input, Tensor& statistics) {
     use_norm(weight);
-    auto result = make(wide_);
-    auto of_weight = make(config_.hidden * element_), of_bias = make(config_.hidden * element_);
+    const auto computed = mixed(weight) ? 4 : element_;
+    if (mixed(weight)) gradient = make(wide_in_fp32());
+    auto result = make(tokens_ * config_.hidden * computed);
+    auto of_weight = make(config_.hidden * computed), of_bias = make(config_.hidden * computed);
     // The kernel's sums of both, for each thread; a rank has one. They can have the size of a gradient.
-    if (!gpu_) make(2 * config_.hidden * element_);
+    if (!gpu_) make(2 * config_.hidden * computed);
     gradient.reset(), input.reset(), statistics.reset();
+    if (width(weight) != computed) of_weight = make(config_.hidden * width(weight));
+    if (width(weight + 1) != computed) of_bias = make(config_.hidden * width(weight + 1));
     gradient_of(weight, std::move(of_weight));
     gradient_of(weight + 1, std::move(of_bias));
-    return result;
+    return mixed(weight) ? make(wide_) : result;
   }
 
   // dx: gradient of the block's result. Gradients of the residual branches are added to it in place.
@@ -247,6 +265,7 @@ class GptPass {
   const std::int64_t heads_, attended_, inner_, vocabulary_;  // of this rank; attended_: columns of attention's result
   const std::int64_t logits_;                                 // columns that the loss reads
   const bool gpu_;
+  const std::vector<bool>& fp32_;
   std::int64_t tensors_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "models/gpt_config.h"
 
@@ -38,6 +39,7 @@ struct GptBatch {
   // vocabulary. 0: all. gathered_logits: a cut vocabulary's logits are gathered, else the loss takes the part.
   std::int64_t tokens = 0, heads = 0, inner = 0, vocabulary = 0;
   bool gathered_logits = true;
+  std::vector<bool> fp32{};  // of each parameter, in the order of registration: it is fp32; empty: none of 16 bits is
 };
 
 // Without dropout, with fused attention. Gradients of cut weights have their parts' sizes.

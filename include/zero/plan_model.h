@@ -24,6 +24,7 @@ struct PlanBatch {
   std::int64_t tokens = 0;  // 0: all
   double heads = 1, inner = 1, vocabulary = 1;
   bool gathered_logits = true;
+  std::vector<bool> fp32{};  // of each parameter: it stays fp32 (libzero.keep_fp32); empty: none does
 };
 
 // Receives the events of one forward and backward in their order: what a model allocates, releases and reads. Tensors

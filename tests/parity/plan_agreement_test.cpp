@@ -215,6 +215,10 @@ constexpr const char* kNormsInFp32 = R"(, "libzero": {"keep_fp32": "*norm*"})";
 
 std::vector<Case> thread_cases() {
   std::vector<Case> all;
+  for (const int stage : {1, 3}) {
+    auto& norms = all.emplace_back();
+    norms.shape = kShapes[0], norms.stage = stage, norms.world = 2, norms.recipe = "bf16", norms.keys = kNormsInFp32;
+  }
   int k = 0;
   // Each stage and recipe at two of the worlds 1 to 4, each shape, placement and segmentation at several of these.
   // OfProcesses has further worlds of fp32 and bf16.
@@ -242,7 +246,6 @@ std::vector<Case> thread_cases() {
   add(1, 3, 2, "fp32", R"(, "stage3_param_persistence_threshold": 1000)");
   add(3, 3, 2, "bf16", R"(, "stage3_max_reuse_distance": 1000000000)");
   add(3, 3, 2, "bf16", R"(, "stage3_prefetch_bucket_size": 0)");
-  for (const int stage : {1, 3}) add(0, stage, 2, "bf16", "").keys = kNormsInFp32;
   auto& tiles = add(0, 3, 2, "fp32", R"(, "sub_group_size": 20000)");
   tiles.optimizer = tiles.parameters = "nvme";
   // Checkpoints on other tiers.

@@ -42,7 +42,8 @@ void gpt_pass(const PlanModel& model, const PlanBatch& batch, PlanPass& pass) {
                          .heads = part(batch.heads, model.heads),
                          .inner = part(batch.inner, 4 * model.hidden),
                          .vocabulary = part(batch.vocabulary, model.vocabulary),
-                         .gathered_logits = batch.gathered_logits},
+                         .gathered_logits = batch.gathered_logits,
+                         .fp32 = batch.fp32},
                         listener);
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -152,7 +153,8 @@ class LayeredPass {
         share_(batch.share),
         tokens_(batch.samples * (share_.tokens > 0 ? share_.tokens : model.sequence)),
         wide_(tokens_ * model.hidden * batch.element),
-        checkpoints_(memory, batch.inputs, batch.input_parts) {
+        checkpoints_(memory, batch.inputs, batch.input_parts),
+        fp32_(batch.fp32) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       if (layer_of(parameters[i]).empty())
         root_.push_back(i);
@@ -181,7 +183,7 @@ class LayeredPass {
     }
     use(root_);
     const auto rows = share_.gathered_logits ? m_.vocabulary : part(share_.vocabulary, m_.vocabulary);
-    auto norm = memory_.make(wide_), logits = memory_.make(tokens_ * rows * element_);
+    auto norm = memory_.make((1 + copying_norms(root_)) * wide_), logits = memory_.make(tokens_ * rows * element_);
     memory_.begin_backward();
     auto slope = memory_.make(tokens_ * rows * element_);
     logits.reset();
@@ -228,6 +230,19 @@ class LayeredPass {
     if (has_experts(m_, layer)) std::reverse(members.begin(), members.end());
     use(members);
   }
+  // Norms of GPT and BERT with parameters that stay fp32 save an fp32 copy of their 16-bit input (models/layers.h).
+  std::int64_t copying_norms(const std::vector<std::size_t>& members) const {
+    if (fp32_.empty() || element_ == 4 || (m_.kind != PlanModel::Kind::Gpt && m_.kind != PlanModel::Kind::Bert))
+      return 0;
+    std::set<std::string> norms;
+    for (const auto i : members) {
+      const auto& name = parameters_[i].name;
+      const auto module = name.substr(0, name.rfind('.'));
+      if (fp32_[i] && (module.find("norm") != std::string::npos || module.find("Norm") != std::string::npos))
+        norms.insert(module);
+    }
+    return static_cast<std::int64_t>(norms.size());
+  }
   std::int64_t expert_rows() const { return kept_rows(m_.experts, tokens_); }
   std::int64_t inner_of_row() const { return m_.mlp_width() * element_; }
   // What a layer's experts save in place of the MLP's two tensors: rows to and from them, two inner tensors of each
@@ -247,7 +262,8 @@ class LayeredPass {
                                  ? static_cast<double>(m_.heads * m_.head_width) / static_cast<double>(m_.hidden)
                                  : 1;
     const double rotated = llama ? 1 + kv : 0;
-    const double widths = 3 + share_.heads * (attention * (2 + 2 * kv) + rotated);
+    const double widths = 3 + static_cast<double>(copying_norms(layers_[static_cast<std::size_t>(i)])) +
+                          share_.heads * (attention * (2 + 2 * kv) + rotated);
     return memory_.make(static_cast<std::int64_t>(widths * static_cast<double>(wide_)) +
                         (has_experts(m_, i) ? of_experts() : (llama ? 4 : 2) * inner_wide()));
   }
@@ -267,6 +283,7 @@ class LayeredPass {
   const Share share_;
   const std::int64_t tokens_, wide_;
   Checkpoints checkpoints_;
+  const std::vector<bool>& fp32_;
   std::vector<std::size_t> root_;
   std::vector<std::vector<std::size_t>> layers_;
 };
@@ -296,7 +313,8 @@ void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& param
               .heads = batch.share.heads,
               .inner = batch.share.inner,
               .vocabulary = batch.share.vocabulary,
-              .gathered_logits = batch.share.gathered_logits},
+              .gathered_logits = batch.share.gathered_logits,
+              .fp32 = batch.fp32},
              described);
 }
 

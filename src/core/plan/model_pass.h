@@ -25,6 +25,7 @@ struct MicroBatch {
   int element = 4;             // bytes of an activation
   Share share{};               // of the model, on this rank
   int input_parts = 1;         // that the segments' inputs are divided into (partition_activations)
+  std::vector<bool> fp32{};    // of each parameter: it stays fp32; empty: none does
 };
 // Simulates one forward and backward. `parameters`: parameters_of(model).
 void run_micro_batch(const PlanModel& model, const std::vector<Parameter>& parameters, const MicroBatch& batch,

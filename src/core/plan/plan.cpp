@@ -157,7 +157,8 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
                          .inputs = checkpoint_tier(c.settings.activations),
                          .element = element_of(c),
                          .share = cut.share,
-                         .input_parts = c.settings.activations.partition ? c.tensor() : 1};
+                         .input_parts = c.settings.activations.partition ? c.tensor() : 1,
+                         .fp32 = fp32_parameters(cut.units, cut.parameters.size())};
   const auto moved = [&] {
     auto traffic = counter.take();
     traffic.add(dry.take_activation_traffic());

@@ -92,4 +92,11 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
   return units;
 }
 
+std::vector<bool> fp32_parameters(const std::vector<Unit>& units, std::size_t count) {
+  std::vector<bool> fp32(count);
+  for (const auto& unit : units)
+    for (const auto i : unit.parameters) fp32[i] = unit.fp32;
+  return fp32;
+}
+
 }  // namespace zero::planning

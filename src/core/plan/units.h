@@ -40,6 +40,8 @@ using step::Unit;  // parameters are indices into the vector passed to cut_into_
 std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const config::Settings& settings, int world,
                                  std::int64_t width, bool gpu);
 
+// Whether each of `count` parameters stays fp32.
+std::vector<bool> fp32_parameters(const std::vector<Unit>& units, std::size_t count);
 // The patterns of libzero.keep_fp32 that match no parameter, one text each, with names that may have been meant.
 std::vector<std::string> unmatched_patterns(const std::vector<Parameter>& parameters, const config::Settings& settings);
 // Whether all layers of one structure keep the same of their parameters in fp32.
