@@ -24,22 +24,13 @@
 #include "comm/bootstrap/c10d_rendezvous.h"
 #include "net/secret.h"
 #include "net/socket.h"
+#include "support/descriptors.h"
 #include "support/strangers.h"
 
 namespace zero::test::strangers_test {
 namespace {
 
 using namespace std::chrono_literals;
-
-std::set<std::string> sockets_of(pid_t pid) {
-  std::set<std::string> inodes;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd", error)) {
-    const auto target = std::filesystem::read_symlink(entry.path(), error).string();
-    if (target.rfind("socket:[", 0) == 0) inodes.insert(target.substr(8, target.size() - 9));
-  }
-  return inodes;
-}
 
 // TCP ports at which a process listens.
 std::vector<int> ports_of(pid_t pid) {
