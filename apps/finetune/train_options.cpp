@@ -13,6 +13,7 @@
 #include "apps/finetune/train.h"
 #include "base/system.h"
 #include "config/document.h"
+#include "config/optimizers.h"
 #include "config/settings.h"
 #include "tools/support/gpt_experts.h"
 #include "tools/support/gpt_mesh.h"
@@ -165,7 +166,7 @@ void declare_train(Command& c, TrainArguments& a) {
   c.option("--tensor-parallel", a.tensor_parallel, "T", "ranks that share one copy of the cut weights", 1, 65536);
   c.option("--sequence-parallel", a.sequence_parallel, "U", "ranks that share the tokens of each sample", 1, 65536);
   declare_experts(c, a.experts);
-  c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion");
+  c.option("--optimizer", a.optimizer, "TYPE", config::optimizer_names());
   c.option("--lr", a.lr, "R", "learning rate", 0, 1e6);
   c.option("--weight-decay", a.weight_decay, "R", "weight decay", 0, 1e6);
   c.choice("--dtype", a.dtype, {"fp32", "fp16", "bf16"}, "dtype of parameters and compute");

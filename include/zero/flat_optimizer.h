@@ -22,8 +22,8 @@ struct FlatTensors {
   at::Tensor parameter;            // fp32, bf16 or fp16: receives the master, rounded once. Undefined: not written
 };
 
-// Adam, AdamW, SGD, Adagrad or Lion from the options' "optimizer" and "scheduler" (docs/configuration.md), with the
-// rounding of docs/numerics.md. libzero.parameter_groups has no effect. The update is element-wise: results do not
+// The optimizer of the options' "optimizer" and "scheduler" (docs/configuration.md), with the rounding of
+// docs/numerics.md. libzero.parameter_groups has no effect. The update is element-wise: results do not
 // depend on the number of threads (OpenMP, at::set_num_threads) or the SIMD target.
 class ZERO_API FlatOptimizer {
  public:

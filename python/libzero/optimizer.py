@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from libzero.engine import Engine
 
 _FIXED = ("weight_decay", "betas", "eps", "momentum", "dampening", "nesterov", "lr_decay")
-_NUMBERS = ("betas", "eps", "weight_decay", "momentum", "dampening", "lr_decay")
+_NUMBERS = ("betas", "eps", "weight_decay", "momentum", "dampening", "lr_decay", "alpha", "rho")
 """Of the built-in rules, which may change from step to step."""
 
 
@@ -69,6 +69,11 @@ _OF_RULE = {
     "Lion": ("weight_decay", "betas"),
     "SGD": ("weight_decay", "momentum", "dampening", "nesterov"),
     "Adagrad": ("weight_decay", "eps", "lr_decay"),
+    "RMSprop": ("weight_decay", "eps", "momentum", "alpha", "centered"),
+    "NAdam": ("weight_decay", "betas", "eps", "momentum_decay", "decoupled_weight_decay"),
+    "RAdam": ("weight_decay", "betas", "eps", "decoupled_weight_decay"),
+    "Adamax": ("weight_decay", "betas", "eps"),
+    "Adadelta": ("weight_decay", "eps", "rho"),
 }
 """Where torch's schedulers look for a momentum to move: Optimizer.defaults."""
 
@@ -82,7 +87,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, engine: _native.Engine, module: torch.nn.Module) -> None:
         effective = engine.options().effective()
-        shown = {key: json.loads(effective[f"optimizer.params.{key}"]) for key in _FIXED}
+        kind = json.loads(effective.get("optimizer.type") or "null")
+        keys = dict.fromkeys((*_FIXED, *_OF_RULE.get(kind, ())))
+        shown = {key: json.loads(effective[f"optimizer.params.{key}"]) for key in keys}
         shown["betas"] = tuple(shown["betas"])
         patterns: list[dict[str, Any]] = json.loads(effective["libzero.parameter_groups"])
         groups: list[dict[str, Any]] = [{"params": [], "pattern": "*", "lr": engine.lr(0), **shown}]
@@ -100,9 +107,8 @@ class Optimizer(torch.optim.Optimizer):
         self._look_up_modules()
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})
-        kind = json.loads(effective.get("optimizer.type") or "null")
         self.defaults = {key: value for key, value in self.defaults.items() if key in ("lr", *_OF_RULE.get(kind, ()))}
-        self._fixed = [{key: group[key] for key in _FIXED} for group in self.param_groups]
+        self._fixed = [{key: group[key] for key in keys} for group in self.param_groups]
         self._start = [dict(fixed) for fixed in self._fixed]
 
     def _push(self) -> None:
@@ -159,7 +165,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _kept(self) -> list[dict[str, Any]]:
         """What schedulers keep in the groups, as torch's state dict of an optimizer has it."""
-        return _with_moved(kept_in_groups(self.param_groups, _FIXED), _moved(self.param_groups, self._start))
+        kept = kept_in_groups(self.param_groups, tuple(self._fixed[0]))
+        return _with_moved(kept, _moved(self.param_groups, self._start))
 
     def _restore(self, kept: list[dict[str, Any]]) -> None:
         for group, values in zip(self.param_groups, kept, strict=False):

@@ -19,7 +19,9 @@ TOOLS = ROOT / ".deps" / "disassembler" / "nvidia" / "cu13" / "bin"
 LIBRARY = pathlib.Path(sys.argv.pop(1)) if len(sys.argv) > 1 else ROOT / "build/lib/libzero_cuda.so"
 
 # Optimizer states of each update rule, as the kernels' mangled names have it.
-SLOTS = {"4AdamILb0E": 2, "4AdamILb1E": 2, "3SgdILb0E": 0, "3SgdILb1E": 1, "7Adagrad": 1, "4Lion": 1}
+SLOTS = {"4AdamILb0ELb0E": 2, "4AdamILb1ELb0E": 2, "4AdamILb0ELb1E": 3, "4AdamILb1ELb1E": 3, "3SgdILb0E": 0, "3SgdILb1E": 1,
+         "7Adagrad": 1, "4Lion": 1, "7RmsPropILb0ELb0E": 1, "7RmsPropILb1ELb0E": 2, "7RmsPropILb0ELb1E": 2,
+         "7RmsPropILb1ELb1E": 3, "5NAdam": 2, "5RAdam": 2, "6Adamax": 2, "8Adadelta": 2}
 BODIES = {"8SumParts": (1, 1), "10Accumulate": (2, 2), "5Scale": (1, 1)}  # loads of a quad: of fp32, of 16 bits
 MOST_ARGUMENT_BYTES = 32764  # kMostArgumentBytes of launches.h
 MOST_BYTES_OF_PARTS = 4096  # Parts of elements.h
@@ -308,7 +310,7 @@ class PlantedFaults(unittest.TestCase):
         def narrow(width):
             return lambda line, one, row: [line.replace(f"LDG.E{width}", "LDG.E")]
         for width in (".128", ".64"):
-            for kernel in ("quads_kernel.*5Scale", "quads_kernel.*8SumParts", "update_kernel.*4AdamILb1E"):
+            for kernel in ("quads_kernel.*5Scale", "quads_kernel.*8SumParts", "update_kernel.*4AdamILb1ELb0E"):
                 self.expect(self.planted(kernel, narrow(width)), "loads of 128 and 64 bits, expected at least")
 
     # After the seventh load of a row, its result is used.

@@ -116,7 +116,7 @@ class DeviceKernels final : public Kernels {
         return static_cast<float*>(copy(host, bytes(Dtype::F32, numel)));
       };
       there.push_back({{floats(range.master),
-                        {floats(range.slots[0]), floats(range.slots[1])},
+                        {floats(range.slots[0]), floats(range.slots[1]), floats(range.slots[2])},
                         copy(range.gradient, bytes(range.gradient_dtype, numel)),
                         range.gradient_dtype,
                         copy(range.parameter, bytes(range.parameter_dtype, numel)),

@@ -109,6 +109,10 @@ kernels::UpdateConstants constants_of(Rule rule, int variant) {
   c.negative_step = -3e-3f;
   c.momentum = 0.9f;
   c.undamped = 0.95f;
+  c.decoupled = variant == 3;
+  c.adaptive = variant != 2;
+  c.correction2 = 0.37f;
+  c.moment_step = -2e-3f;
   return c;
 }
 
@@ -254,7 +258,8 @@ void check_non_finite(Kernels& kernels) {
 
 void check_updates(Kernels& kernels) {
   unsigned seed = 400;
-  for (const auto rule : {Rule::AdamDecoupled, Rule::AdamL2, Rule::Sgd, Rule::SgdMomentum, Rule::Adagrad, Rule::Lion}) {
+  for (int number = 0; number <= static_cast<int>(Rule::Adadelta); ++number) {
+    const auto rule = static_cast<Rule>(number);
     for (int variant = 0; variant < 4; ++variant) {
       const auto c = constants_of(rule, variant);
       for (const auto gradient_dtype : kDtypes) {
@@ -262,27 +267,23 @@ void check_updates(Kernels& kernels) {
           for (const auto& [numel, shift] : {std::pair{1, 0}, {1027, 0}, {1026, 1}, {66000, 0}}) {
             const auto parameter_dtype = copy < 0 ? Dtype::F32 : kDtypes[copy];
             Array gradient(gradient_dtype, numel, shift), master(Dtype::F32, numel, shift), m(Dtype::F32, numel, shift),
-                v(Dtype::F32, numel, shift), parameter(parameter_dtype, numel, shift);
+                v(Dtype::F32, numel, shift), w(Dtype::F32, numel, shift), parameter(parameter_dtype, numel, shift);
             fill_near(gradient, ++seed, 30.0f);
             if (variant == 1) fill_any(gradient, ++seed);
             fill_near(master, ++seed, 0.02f);
             fill_near(m, ++seed, 1e-3f);
             fill_near(v, ++seed, 1e-3f);
+            fill_near(w, ++seed, 1e-3f);
             for (std::int64_t i = 0; i < numel; ++i) v.floats()[i] = std::fabs(v.floats()[i]);
-            Array master2(master), m2(m), v2(v), parameter2(parameter);
+            if (rule >= Rule::RmsProp && rule != Rule::NAdam && rule != Rule::RAdam)  // a mean of squares
+              for (std::int64_t i = 0; i < numel; ++i) m.floats()[i] = std::fabs(m.floats()[i]);
+            Array master2(master), m2(m), v2(v), w2(w), parameter2(parameter);
             const float factor = 1.0f / 1024 * 0.731f;
-            const kernels::UpdateRange got{master.floats(),
-                                           {m.floats(), v.floats()},
-                                           gradient.data(),
-                                           gradient_dtype,
-                                           copy < 0 ? nullptr : parameter.data(),
-                                           parameter_dtype};
-            const kernels::UpdateRange expected{master2.floats(),
-                                                {m2.floats(), v2.floats()},
-                                                gradient.data(),
-                                                gradient_dtype,
-                                                copy < 0 ? nullptr : parameter2.data(),
-                                                parameter_dtype};
+            const kernels::UpdateRange got{master.floats(), {m.floats(), v.floats(), w.floats()},  gradient.data(),
+                                           gradient_dtype,  copy < 0 ? nullptr : parameter.data(), parameter_dtype};
+            const kernels::UpdateRange expected{
+                master2.floats(), {m2.floats(), v2.floats(), w2.floats()}, gradient.data(),
+                gradient_dtype,   copy < 0 ? nullptr : parameter2.data(),  parameter_dtype};
             kernels.update(c, factor, {{got, numel}});
             kernels::update_range(c, expected, factor, 0, numel);
             const auto what = "rule " + std::to_string(static_cast<int>(rule)) + ", variant " +
@@ -290,6 +291,7 @@ void check_updates(Kernels& kernels) {
             expect_same(master, master2, "master, " + what);
             expect_same(m, m2, "first slot, " + what);
             expect_same(v, v2, "second slot, " + what);
+            expect_same(w, w2, "third slot, " + what);
             expect_same(parameter, parameter2, "copy, " + what);
             if (testing::Test::HasFailure()) return;
           }

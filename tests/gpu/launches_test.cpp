@@ -77,7 +77,7 @@ TEST_F(GpuLaunches, EachFunctionLaunchesWhatItsDescriptionSays) {
       {"update_by_norm", {"update_kernel<zero::cuda::Lion>", "update_kernel<zero::cuda::Lion>"}},
       {"add_sums", {"add_sums_kernel"}},
       {"step_norm", {"step_norm_kernel"}},
-      {"update", {"update_kernel<zero::cuda::Adam<false> >", "update_kernel<zero::cuda::Adam<false> >"}}};
+      {"update", {"update_kernel<zero::cuda::Adam<false, false> >", "update_kernel<zero::cuda::Adam<false, false> >"}}};
   for (const auto& [name, call] : functions()) {
     SCOPED_TRACE(name);
     stub().clear();
@@ -296,8 +296,10 @@ void expect_updates(Rule rule, const std::string& name) {
   ranges[22].range.parameter = address(4, 2);
   ranges[23].range.slots[0] += 1;
   ranges[24].range.slots[1] += 1;
+  ranges[25].range.slots[2] += 1;
   const auto aligned = [](std::size_t r) {
-    return !((r >= 20 && r <= 22) || (r == 23 && Algorithm::kSlots > 0) || (r == 24 && Algorithm::kSlots > 1));
+    return !((r >= 20 && r <= 22) || (r == 23 && Algorithm::kSlots > 0) || (r == 24 && Algorithm::kSlots > 1) ||
+             (r == 25 && Algorithm::kSlots > 2));
   };
   std::vector<std::size_t> filled;
   for (std::size_t r = 0; r < ranges.size(); ++r)
@@ -330,6 +332,7 @@ void expect_updates(Rule rule, const std::string& name) {
       EXPECT_EQ(task.range.parameter, range.parameter);
       EXPECT_EQ(task.range.slots[0], range.slots[0]);
       EXPECT_EQ(task.range.slots[1], range.slots[1]);
+      EXPECT_EQ(task.range.slots[2], range.slots[2]);
       EXPECT_EQ(task.aligned, aligned(filled[next])) << "range " << filled[next];
       ++next;
     }
@@ -342,9 +345,9 @@ void expect_updates(Rule rule, const std::string& name) {
 }  // namespace
 
 TEST_F(GpuLaunches, UpdatesOfEveryRuleCoverEveryElementOnce) {
-  expect_updates<cuda::Adam<false>>(Rule::AdamDecoupled, "Adam<false> ");
+  expect_updates<cuda::Adam<false, false>>(Rule::AdamDecoupled, "Adam<false, false> ");
   stub().clear();
-  expect_updates<cuda::Adam<true>>(Rule::AdamL2, "Adam<true> ");
+  expect_updates<cuda::Adam<true, false>>(Rule::AdamL2, "Adam<true, false> ");
   stub().clear();
   expect_updates<cuda::Sgd<false>>(Rule::Sgd, "Sgd<false> ");
   stub().clear();
@@ -353,6 +356,12 @@ TEST_F(GpuLaunches, UpdatesOfEveryRuleCoverEveryElementOnce) {
   expect_updates<cuda::Adagrad>(Rule::Adagrad, "Adagrad");
   stub().clear();
   expect_updates<cuda::Lion>(Rule::Lion, "Lion");
+  stub().clear();
+  expect_updates<cuda::Adam<true, true>>(Rule::AmsgradL2, "Adam<true, true> ");
+  stub().clear();
+  expect_updates<cuda::RmsProp<true, true>>(Rule::RmsPropCenteredMomentum, "RmsProp<true, true> ");
+  stub().clear();
+  expect_updates<cuda::NAdam>(Rule::NAdam, "NAdam");
 }
 
 TEST_F(GpuLaunches, WorkGoesToTheGivenStreamAndDevice) {
@@ -480,7 +489,8 @@ TEST_F(GpuLaunches, TheNormsArgumentsReachItsKernels) {
     EXPECT_GE(updates.count, 1);
   });
   run("update", [](void** arguments) {
-    EXPECT_EQ(static_cast<const cuda::Updates<cuda::Adam<false>>*>(arguments[0])->norm, nullptr);
+    using Updates = cuda::Updates<cuda::Adam<false, false>>;
+    EXPECT_EQ(static_cast<const Updates*>(arguments[0])->norm, nullptr);
   });
   run("add_sums", [](void** arguments) {
     EXPECT_EQ(*static_cast<const double**>(arguments[0]), reinterpret_cast<const double*>(address(1)));

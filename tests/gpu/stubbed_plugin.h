@@ -103,7 +103,7 @@ inline void expect_covers(std::int64_t numel, std::int64_t per_thread) {
 
 inline SizedRange range_of(int number, std::int64_t numel, Dtype gradient = Dtype::BF16) {
   return {{floats(number),
-           {floats(number + 1), floats(number + 2)},
+           {floats(number + 1), floats(number + 2), floats(number + 5)},
            address(number + 3),
            gradient,
            address(number + 4),

@@ -11,6 +11,7 @@
 
 #include "config/byte_count.h"
 #include "config/document.h"
+#include "config/optimizers.h"
 #include "config/settings.h"
 #include "plan/model.h"
 #include "tools/support/gpt_plan.h"
@@ -236,7 +237,7 @@ void declare_plan(Command& c, PlanArguments& a) {
   c.option("--micro-batch-size", a.micro_batch_size, "M", "samples per rank and forward (1)", 1, 1 << 24);
   c.option("--accumulation", a.accumulation, "K", "micro-batches per step (1)", 1, 1 << 24);
   c.choice("--dtype", a.dtype, {"fp32", "bf16", "fp16"}, "recipe (bf16)");
-  c.option("--optimizer", a.optimizer, "TYPE", "Adam, AdamW, SGD, Adagrad or Lion (AdamW)");
+  c.option("--optimizer", a.optimizer, "TYPE", config::optimizer_names() + " (AdamW)");
   c.config(a.config, a.set, a.strict);
   c.section("Results");
   c.option("--write", a.write, "FILE", "write the recommended configuration for `zero train`");

@@ -38,7 +38,7 @@ struct Document {
   std::string effective(const Key& key) const;
   std::string effective(std::string_view path) const { return effective(key_at(path)); }
   Place place(std::string_view path) const;
-  bool has_adagrad() const;  // whose keys have defaults of their own
+  OptimizerType optimizer_type() const;  // some have defaults of their own
 };
 
 // Reads `source`, then applies `overrides`. Adds errors to `faults`; the document is then unusable.
@@ -52,7 +52,7 @@ Settings typed_settings(const Document& document);             // entries and de
 void list_not_built(const Document& document, Faults& not_built);
 
 // The values of keys that are not set.
-Settings default_settings(bool adagrad);
+Settings default_settings(OptimizerType optimizer);
 
 // The word of a condition in the schema, and why keys that need it have no effect; empty if they have one.
 struct Condition {

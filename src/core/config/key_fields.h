@@ -113,12 +113,11 @@ struct Word {
   T value;
 };
 template <class T>
-using Words = std::initializer_list<Word<typename Bare<T>::Type>>;
+using Words = std::vector<Word<typename Bare<T>::Type>>;
 
 // A field whose values are called by words. A value without a word is an empty field.
 template <class Owner, class T>
-Field<Owner> words(T Owner::*member, Words<T> list) {
-  const std::vector all(list);
+Field<Owner> words(T Owner::*member, const Words<T>& all) {
   Field<Owner> field(
       Type::Enum, member,
       [all](const Value& value, T& to) {

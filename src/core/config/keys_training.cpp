@@ -1,5 +1,6 @@
 // Keys of training: batch sizes, optimizer, schedule, precision, gradients, numbers of a run, model and data.
 #include "config/key_rows.h"
+#include "config/optimizers.h"
 
 namespace zero::config {
 namespace {
@@ -11,6 +12,12 @@ constexpr std::string_view kPrecisionFlag = "--dtype, else false";
 constexpr std::string_view kAdams = "Adam AdamW";
 constexpr std::string_view kWarm = "WarmupLR WarmupDecayLR";
 constexpr std::string_view kWarmAll = "WarmupLR WarmupDecayLR WarmupCosineLR";
+
+std::vector<Word<OptimizerType>> optimizer_words() {
+  std::vector<Word<OptimizerType>> all;
+  for (const auto type : optimizer_types()) all.push_back({name_of(type), type});
+  return all;
+}
 
 }  // namespace
 
@@ -27,25 +34,20 @@ void add_training_keys(std::vector<Key>& keys) {
            "false: the program decides when to step; each step() applies the accumulated gradients", needs(When::Api))
       .key("dataloader_drop_last", &Settings::dataloader_drop_last, "drop the last incomplete batch of an epoch");
   Block(keys, "optimizer", &Settings::optimizer)
-      .key("type",
-           words(&OptimizerSettings::type, {{"Adam", OptimizerType::Adam},
-                                            {"AdamW", OptimizerType::AdamW},
-                                            {"SGD", OptimizerType::Sgd},
-                                            {"Adagrad", OptimizerType::Adagrad},
-                                            {"Lion", OptimizerType::Lion}}),
-           "update rule", no_default())
-      .key("params.lr", &OptimizerSettings::lr, "base learning rate, before the schedule (Adagrad: 0.01)", at_least(0),
-           automatic(kCliOrDefault))
+      .key("type", words(&OptimizerSettings::type, optimizer_words()), "update rule", no_default())
+      .key("params.lr", &OptimizerSettings::lr,
+           "base learning rate, before the schedule (Adagrad, RMSprop: 0.01; NAdam, Adamax: 0.002; Adadelta: 1)",
+           at_least(0), automatic(kCliOrDefault))
       .key("params.weight_decay", &OptimizerSettings::weight_decay, "weight decay", at_least(0),
            automatic(kCliOrDefault))
       .key("params.betas", pair(&OptimizerSettings::beta1, &OptimizerSettings::beta2), "decay rates of the moments",
-           at_least(0), below(1), automatic(kCliOrDefault), owned_by("Adam AdamW Lion"))
-      .key("params.eps", &OptimizerSettings::eps, "added to the denominator (Adagrad: 1e-10)", above(0),
-           automatic(kCliOrDefault), owned_by("Adam AdamW Adagrad"))
+           at_least(0), below(1), automatic(kCliOrDefault), owned_by("Adam AdamW Lion NAdam RAdam Adamax"))
+      .key("params.eps", &OptimizerSettings::eps, "added to the denominator (Adagrad: 1e-10; Adadelta: 1e-6)", above(0),
+           automatic(kCliOrDefault), owned_by("Adam AdamW Adagrad RMSprop NAdam RAdam Adamax Adadelta"))
       .key("params.bias_correction", &OptimizerSettings::bias_correction, "correct the moments' bias", owned_by(kAdams))
       .key("params.adam_w_mode", &OptimizerSettings::adam_w_mode,
            "true: decoupled weight decay, also for Adam, as in DeepSpeed", owned_by(kAdams))
-      .key("params.momentum", &OptimizerSettings::momentum, "momentum", at_least(0), below(1), owned_by("SGD"))
+      .key("params.momentum", &OptimizerSettings::momentum, "momentum", at_least(0), below(1), owned_by("SGD RMSprop"))
       .key("params.dampening", &OptimizerSettings::dampening, "dampening of momentum", at_least(0), below(1),
            owned_by("SGD"))
       .key("params.nesterov", &OptimizerSettings::nesterov, "Nesterov momentum; needs momentum and no dampening",
@@ -53,7 +55,19 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("params.lr_decay", &OptimizerSettings::lr_decay, "decay of the learning rate per update", at_least(0),
            owned_by("Adagrad"))
       .key("params.initial_accumulator_value", &OptimizerSettings::initial_accumulator_value,
-           "initial value of the sum of squares", at_least(0), owned_by("Adagrad"));
+           "initial value of the sum of squares", at_least(0), owned_by("Adagrad"))
+      .key("params.amsgrad", &OptimizerSettings::amsgrad, "divide by the largest second moment so far",
+           owned_by(kAdams))
+      .key("params.alpha", &OptimizerSettings::alpha, "decay rate of the mean of squares", at_least(0), below(1),
+           owned_by("RMSprop"))
+      .key("params.centered", &OptimizerSettings::centered, "subtract the square of the mean gradient",
+           owned_by("RMSprop"))
+      .key("params.momentum_decay", &OptimizerSettings::momentum_decay, "how fast the first beta grows", at_least(0),
+           owned_by("NAdam"))
+      .key("params.decoupled_weight_decay", &OptimizerSettings::decoupled_weight_decay,
+           "true: weight decay outside of the gradient, as in AdamW", owned_by("NAdam RAdam"))
+      .key("params.rho", &OptimizerSettings::rho, "decay rate of both means of squares", at_least(0), below(1),
+           owned_by("Adadelta"));
   Block(keys, "scheduler", &Settings::schedule)
       .key("type",
            words(&ScheduleSettings::type, {{"WarmupLR", ScheduleType::WarmupLR},

@@ -17,6 +17,7 @@
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/json_reader.h"
+#include "config/optimizers.h"
 
 namespace zero {
 namespace config {
@@ -34,12 +35,13 @@ bool Document::is_set(std::string_view path) const {
 std::string Document::effective(const Key& key) const {
   const Entry* entry = find(key.path);
   if (entry && !entry->automatic) return entry->value.json();
-  return key.json && has_adagrad() ? key.json(default_settings(true)) : key.default_json;
+  return key.json && optimizer_type() != OptimizerType::None ? key.json(default_settings(optimizer_type()))
+                                                             : key.default_json;
 }
 
-bool Document::has_adagrad() const {
+OptimizerType Document::optimizer_type() const {
   const Entry* optimizer = find("optimizer.type");
-  return optimizer && optimizer->value.text == "Adagrad";
+  return optimizer ? optimizer_named(optimizer->value.text).value_or(OptimizerType::None) : OptimizerType::None;
 }
 
 Place Document::place(std::string_view path) const {

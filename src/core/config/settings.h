@@ -15,7 +15,19 @@
 namespace zero::config {
 
 enum class Precision { Fp32, Bf16, Fp16 };
-enum class OptimizerType { None, Adam, AdamW, Sgd, Adagrad, Lion };
+enum class OptimizerType {
+  None,
+  Adam,
+  AdamW,
+  Sgd,
+  Adagrad,
+  Lion,
+  RmsProp,
+  NAdam,
+  RAdam,
+  Adamax,
+  Adadelta
+};  // optimizers.h
 enum class ReduceOp { Mean, Sum };
 
 // Overrides for parameters whose name matches `pattern` (wildcards * and ?). The first matching entry applies.
@@ -34,6 +46,12 @@ struct OptimizerSettings {
   double momentum = 0, dampening = 0;
   bool nesterov = false;
   double lr_decay = 0, initial_accumulator_value = 0;  // Adagrad
+  bool amsgrad = false;                                // Adam, AdamW
+  double alpha = 0.99;                                 // RMSprop
+  bool centered = false;                               // RMSprop
+  double momentum_decay = 4e-3;                        // NAdam
+  bool decoupled_weight_decay = false;                 // NAdam, RAdam
+  double rho = 0.9;                                    // Adadelta
 };
 
 struct ScalerSettings {     // fp16 only

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "config/document.h"
+#include "config/optimizers.h"
 
 namespace zero::config {
 namespace {
@@ -17,14 +18,14 @@ void read_plan(const Document& document, MeshSettings& mesh) {
 
 }  // namespace
 
-Settings default_settings(bool adagrad) {
+Settings default_settings(OptimizerType optimizer) {
   Settings s;
-  if (adagrad) s.optimizer.lr = 0.01, s.optimizer.eps = 1e-10;
+  s.optimizer = default_optimizer(optimizer);
   return s;
 }
 
 Settings typed_settings(const Document& document) {
-  Settings s = default_settings(document.has_adagrad());
+  Settings s = default_settings(document.optimizer_type());
   for (const auto& [path, entry] : document.entries)
     if (entry.key->read && !entry.automatic) entry.key->read(entry.value, s);
   // DeepSpeed's two schedules differ in what a missing maximum means.

@@ -50,8 +50,7 @@ constexpr std::string_view kNoService = "no network services";
 constexpr std::string_view kModel = "it changes the model";
 
 constexpr Unsupported kUnsupported[] = {
-    After{"optimizer.params.initial_accumulator_value"},
-    {kRefused, "optimizer.params.amsgrad", false, "AMSGrad", "AMSGrad's state layout is not supported; remove the key"},
+    After{"optimizer.params.rho"},
     {kRefused, "optimizer.params.fp32_optimizer_states", true, "fp32 moments", "the only state layout is fp32"},
     {kNoEffect, "optimizer.params.torch_adam", false, "DeepSpeed: torch's Adam", kOne},
     {kNoEffect, "optimizer.params.set_grad_none", true, "DeepSpeed: set gradients to None instead of zero", kOne},

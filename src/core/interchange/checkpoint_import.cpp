@@ -37,7 +37,12 @@ const std::vector<KnownOptimizer>& known_optimizers() {
                                                  {"adam", "Adam", {"exp_avg", "exp_avg_sq"}},
                                                  {"lion", "Lion", {"exp_avg"}},
                                                  {"sgd", "SGD", {"momentum_buffer"}},
-                                                 {"adagrad", "Adagrad", {"sum"}}};
+                                                 {"adagrad", "Adagrad", {"sum"}},
+                                                 {"rmsprop", "RMSprop", {"square_avg"}},
+                                                 {"nadam", "NAdam", {"exp_avg", "exp_avg_sq"}},
+                                                 {"radam", "RAdam", {"exp_avg", "exp_avg_sq"}},
+                                                 {"adamax", "Adamax", {"exp_avg", "exp_inf"}},
+                                                 {"adadelta", "Adadelta", {"square_avg", "acc_delta"}}};
   return known;
 }
 
@@ -46,6 +51,13 @@ const KnownOptimizer* find_optimizer(std::string name) {
   for (const auto& one : known_optimizers())
     if (name == one.lower) return &one;
   return nullptr;
+}
+
+std::string names_of_optimizers() {
+  std::string text;
+  for (const auto& one : known_optimizers())
+    text += (text.empty() ? "" : &one == &known_optimizers().back() ? " or " : ", ") + std::string(one.name);
+  return text;
 }
 
 // A tensor of the checkpoint: elements of the view, converted, or zeros.
@@ -152,13 +164,16 @@ class Importer {
     for (const auto& tensor : view_->tensors())
       if (tensor.kind.starts_with("opt.")) slots_.insert(tensor.kind.substr(4));
     if (!options_.optimizer.empty() && !optimizer_)
-      throw ConfigError(kImport + ("got the optimizer \"" + options_.optimizer) +
-                        "\", expected AdamW, Adam, Lion, SGD or Adagrad");
+      throw ConfigError(kImport + ("got the optimizer \"" + options_.optimizer) + "\", expected " +
+                        names_of_optimizers());
     if (!optimizer_) optimizer_ = find_optimizer(progress_.optimizer);
     if (!optimizer_)
-      optimizer_ = find_optimizer(slots_.contains("momentum_buffer") ? "sgd"
-                                  : slots_.contains("sum")           ? "adagrad"
-                                                                     : "adamw");
+      optimizer_ = find_optimizer(slots_.contains("acc_delta")         ? "adadelta"
+                                  : slots_.contains("square_avg")      ? "rmsprop"
+                                  : slots_.contains("exp_inf")         ? "adamax"
+                                  : slots_.contains("momentum_buffer") ? "sgd"
+                                  : slots_.contains("sum")             ? "adagrad"
+                                                                       : "adamw");
     const std::set<std::string> wanted(optimizer_->slots.begin(), optimizer_->slots.end());
     for (const auto& slot : slots_)
       if (!wanted.contains(slot))

@@ -495,7 +495,12 @@ class DeepSpeedSource : public StoredSource {
     std::set<std::string> kinds;
     for (const auto& tensor : tensors()) kinds.insert(tensor.kind);
     if (kinds.contains("opt.exp_avg_sq")) return decoupled_ ? "AdamW" : "Adam";
-    return kinds.contains("opt.momentum_buffer") ? "SGD" : kinds.contains("opt.sum") ? "Adagrad" : "";
+    return kinds.contains("opt.acc_delta")         ? "Adadelta"
+           : kinds.contains("opt.square_avg")      ? "RMSprop"
+           : kinds.contains("opt.exp_inf")         ? "Adamax"
+           : kinds.contains("opt.momentum_buffer") ? "SGD"
+           : kinds.contains("opt.sum")             ? "Adagrad"
+                                                   : "";
   }
 
   struct Frozen {

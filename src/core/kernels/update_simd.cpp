@@ -24,11 +24,18 @@ using V = simd::FloatVector;
 using simd::Stored;
 
 HWY_INLINE V constant(float value) { return hn::Set(Floats(), value); }
+// a if it is larger, else b.
+HWY_INLINE V larger(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
+// m + weight (g - m), as torch's lerp.
+HWY_INLINE V lerp(V m, V g, V weight, bool long_way) {
+  return simd::fma(long_way ? hn::Sub(weight, constant(1.0f)) : weight, hn::Sub(g, m), long_way ? g : m);
+}
 
 // Adam (Kingma and Ba, 1412.6980) with L2 decay, or AdamW (Loshchilov and Hutter, 1711.05101).
-template <bool kL2>
+// With the largest second moment so far: Reddi et al., 1904.09237.
+template <bool kL2, bool kAmsgrad>
 struct Adam {
-  static constexpr int kSlots = 2;
+  static constexpr int kSlots = kAmsgrad ? 3 : 2;
   V decay, weight1, beta2, new2, root2, eps, negative_step;
   bool has_weight_decay, long_way;
   explicit HWY_INLINE Adam(const UpdateConstants& c)
@@ -41,7 +48,7 @@ struct Adam {
         negative_step(constant(c.negative_step)),
         has_weight_decay(c.has_weight_decay),
         long_way(c.new1 >= 0.5f) {}
-  HWY_INLINE void operator()(V& p, V& m, V& v, V g) const {
+  HWY_INLINE void operator()(V& p, V& m, V& v, V& largest, V g) const {
     if constexpr (kL2) {
       if (has_weight_decay) g = simd::fma(p, decay, g);
     } else {
@@ -49,7 +56,8 @@ struct Adam {
     }
     m = simd::fma(weight1, hn::Sub(g, m), long_way ? g : m);
     v = simd::fma(hn::Mul(new2, g), g, hn::Mul(v, beta2));
-    const V denominator = hn::Add(hn::Div(hn::Sqrt(v), root2), eps);
+    if constexpr (kAmsgrad) largest = larger(largest, v);
+    const V denominator = hn::Add(hn::Div(hn::Sqrt(kAmsgrad ? largest : v), root2), eps);
     p = hn::Add(p, hn::Div(hn::Mul(negative_step, m), denominator));
   }
 };
@@ -67,7 +75,7 @@ struct Sgd {
         has_weight_decay(c.has_weight_decay),
         first(c.first),
         nesterov(c.nesterov) {}
-  HWY_INLINE void operator()(V& p, V& buffer, V&, V g) const {
+  HWY_INLINE void operator()(V& p, V& buffer, V&, V&, V g) const {
     if (has_weight_decay) g = simd::fma(p, weight_decay, g);
     if constexpr (kMomentum) {
       buffer = first ? g : simd::fma(g, undamped, hn::Mul(buffer, momentum));
@@ -87,7 +95,7 @@ struct Adagrad {
         negative_step(constant(c.negative_step)),
         eps(constant(c.eps)),
         has_weight_decay(c.has_weight_decay) {}
-  HWY_INLINE void operator()(V& p, V& sum, V&, V g) const {
+  HWY_INLINE void operator()(V& p, V& sum, V&, V&, V g) const {
     if (has_weight_decay) g = simd::fma(p, weight_decay, g);
     sum = simd::fma(g, g, sum);
     p = hn::Add(p, hn::Div(hn::Mul(negative_step, g), hn::Add(hn::Sqrt(sum), eps)));
@@ -106,12 +114,146 @@ struct Lion {
         new2(constant(c.new2)),
         negative_step(constant(c.negative_step)),
         step(constant(-c.negative_step)) {}
-  HWY_INLINE void operator()(V& p, V& m, V&, V g) const {
+  HWY_INLINE void operator()(V& p, V& m, V&, V&, V g) const {
     const V zero = constant(0.0f);
     const V u = simd::fma(new1, g, hn::Mul(m, beta1));
     const V move = hn::IfThenElse(hn::Gt(u, zero), negative_step, hn::IfThenElse(hn::Lt(u, zero), step, u));
     p = hn::Add(hn::Mul(p, keep), move);
     m = simd::fma(new2, g, hn::Mul(m, beta2));
+  }
+};
+
+// Tieleman and Hinton, lecture 6.5 (2012); with the mean gradient, Graves, 1308.0850. The states are in torch's order.
+template <bool kMomentum, bool kCentered>
+struct RmsProp {
+  static constexpr int kSlots = 1 + kMomentum + kCentered;
+  V weight_decay, negative_step, eps, momentum, alpha, rest;
+  bool has_weight_decay;
+  explicit HWY_INLINE RmsProp(const UpdateConstants& c)
+      : weight_decay(constant(c.weight_decay)),
+        negative_step(constant(c.negative_step)),
+        eps(constant(c.eps)),
+        momentum(constant(c.momentum)),
+        alpha(constant(c.beta2)),
+        rest(constant(c.new2)),
+        has_weight_decay(c.has_weight_decay),
+        long_way_(c.new2 >= 0.5f) {}
+  HWY_INLINE void operator()(V& p, V& square, V& second, V& third, V g) const {
+    if (has_weight_decay) g = simd::fma(p, weight_decay, g);
+    square = simd::fma(hn::Mul(rest, g), g, hn::Mul(square, alpha));
+    V variance = square;
+    if constexpr (kCentered) {
+      V& mean = kMomentum ? third : second;
+      mean = lerp(mean, g, rest, long_way_);
+      variance = simd::fma(hn::Neg(mean), mean, square);
+    }
+    const V step = hn::Div(g, hn::Add(hn::Sqrt(variance), eps));
+    if constexpr (kMomentum) {
+      second = simd::fma(second, momentum, step);
+      p = simd::fma(second, negative_step, p);
+    } else {
+      p = simd::fma(step, negative_step, p);
+    }
+  }
+
+ private:
+  bool long_way_;
+};
+
+// What NAdam and RAdam have in common with Adam.
+struct Moments {
+  V decay, keep, new1, beta2, new2;
+  bool has_weight_decay, decoupled, long_way;
+  explicit HWY_INLINE Moments(const UpdateConstants& c)
+      : decay(constant(c.weight_decay)),
+        keep(constant(c.keep)),
+        new1(constant(c.new1)),
+        beta2(constant(c.beta2)),
+        new2(constant(c.new2)),
+        has_weight_decay(c.has_weight_decay),
+        decoupled(c.decoupled),
+        long_way(c.new1 >= 0.5f) {}
+  HWY_INLINE void update(V& p, V& m, V& v, V& g) const {
+    if (has_weight_decay && decoupled) p = hn::Mul(p, keep);
+    if (has_weight_decay && !decoupled) g = simd::fma(p, decay, g);
+    m = lerp(m, g, new1, long_way);
+    v = simd::fma(hn::Mul(new2, g), g, hn::Mul(v, beta2));
+  }
+};
+
+// Dozat, ICLR 2016 workshop.
+struct NAdam {
+  static constexpr int kSlots = 2;
+  Moments moments;
+  V correction2, eps, negative_step, moment_step;
+  explicit HWY_INLINE NAdam(const UpdateConstants& c)
+      : moments(c),
+        correction2(constant(c.correction2)),
+        eps(constant(c.eps)),
+        negative_step(constant(c.negative_step)),
+        moment_step(constant(c.moment_step)) {}
+  HWY_INLINE void operator()(V& p, V& m, V& v, V&, V g) const {
+    moments.update(p, m, v, g);
+    const V denominator = hn::Add(hn::Sqrt(hn::Div(v, correction2)), eps);
+    p = hn::Add(p, hn::Div(hn::Mul(negative_step, g), denominator));
+    p = hn::Add(p, hn::Div(hn::Mul(moment_step, m), denominator));
+  }
+};
+
+// Liu et al., 1908.03265.
+struct RAdam {
+  static constexpr int kSlots = 2;
+  Moments moments;
+  V eps, negative_step;
+  bool adaptive;
+  explicit HWY_INLINE RAdam(const UpdateConstants& c)
+      : moments(c), eps(constant(c.eps)), negative_step(constant(c.negative_step)), adaptive(c.adaptive) {}
+  HWY_INLINE void operator()(V& p, V& m, V& v, V&, V g) const {
+    moments.update(p, m, v, g);
+    const V step = hn::Mul(negative_step, m);
+    p = hn::Add(p, adaptive ? hn::Div(step, hn::Add(hn::Sqrt(v), eps)) : step);
+  }
+};
+
+// Kingma and Ba, 1412.6980, section 7.1.
+struct Adamax {
+  static constexpr int kSlots = 2;
+  V weight_decay, new1, beta2, eps, negative_step;
+  bool has_weight_decay, long_way;
+  explicit HWY_INLINE Adamax(const UpdateConstants& c)
+      : weight_decay(constant(c.weight_decay)),
+        new1(constant(c.new1)),
+        beta2(constant(c.beta2)),
+        eps(constant(c.eps)),
+        negative_step(constant(c.negative_step)),
+        has_weight_decay(c.has_weight_decay),
+        long_way(c.new1 >= 0.5f) {}
+  HWY_INLINE void operator()(V& p, V& m, V& norm, V&, V g) const {
+    if (has_weight_decay) g = simd::fma(p, weight_decay, g);
+    m = lerp(m, g, new1, long_way);
+    norm = larger(hn::Mul(norm, beta2), hn::Add(hn::Abs(g), eps));
+    p = hn::Add(p, hn::Div(hn::Mul(negative_step, m), norm));
+  }
+};
+
+// Zeiler, 1212.5701.
+struct Adadelta {
+  static constexpr int kSlots = 2;
+  V weight_decay, rho, rest, eps, negative_step;
+  bool has_weight_decay;
+  explicit HWY_INLINE Adadelta(const UpdateConstants& c)
+      : weight_decay(constant(c.weight_decay)),
+        rho(constant(c.beta2)),
+        rest(constant(c.new2)),
+        eps(constant(c.eps)),
+        negative_step(constant(c.negative_step)),
+        has_weight_decay(c.has_weight_decay) {}
+  HWY_INLINE void operator()(V& p, V& square, V& moved, V&, V g) const {
+    if (has_weight_decay) g = simd::fma(p, weight_decay, g);
+    square = simd::fma(hn::Mul(rest, g), g, hn::Mul(square, rho));
+    const V step = hn::Mul(hn::Div(hn::Sqrt(hn::Add(moved, eps)), hn::Sqrt(hn::Add(square, eps))), g);
+    moved = simd::fma(hn::Mul(rest, step), step, hn::Mul(moved, rho));
+    p = simd::fma(step, negative_step, p);
   }
 };
 
@@ -125,14 +267,16 @@ struct Pass {
   HWY_INLINE void full(std::int64_t i) const {
     const Floats d;
     V p = hn::LoadU(d, range.master + i);
-    V a = p, b = p;  // not read unless loaded
+    V a = p, b = p, c = p;  // not read unless loaded
     if constexpr (Algorithm::kSlots > 0) a = hn::LoadU(d, range.slots[0] + i);
     if constexpr (Algorithm::kSlots > 1) b = hn::LoadU(d, range.slots[1] + i);
+    if constexpr (Algorithm::kSlots > 2) c = hn::LoadU(d, range.slots[2] + i);
     const V g = simd::load<kGradient>(d, static_cast<const Stored<kGradient>*>(range.gradient) + i);
-    algorithm(p, a, b, hn::Mul(g, factor));
+    algorithm(p, a, b, c, hn::Mul(g, factor));
     hn::StoreU(p, d, range.master + i);
     if constexpr (Algorithm::kSlots > 0) hn::StoreU(a, d, range.slots[0] + i);
     if constexpr (Algorithm::kSlots > 1) hn::StoreU(b, d, range.slots[1] + i);
+    if constexpr (Algorithm::kSlots > 2) hn::StoreU(c, d, range.slots[2] + i);
     if constexpr (kCopy) simd::store<kParameter>(d, p, static_cast<Stored<kParameter>*>(range.parameter) + i);
   }
 
@@ -140,14 +284,16 @@ struct Pass {
     const Floats d;
     constexpr auto kF32 = Dtype::F32;
     V p = simd::load_some<kF32>(d, range.master + i, count);
-    V a = p, b = p;
+    V a = p, b = p, c = p;
     if constexpr (Algorithm::kSlots > 0) a = simd::load_some<kF32>(d, range.slots[0] + i, count);
     if constexpr (Algorithm::kSlots > 1) b = simd::load_some<kF32>(d, range.slots[1] + i, count);
+    if constexpr (Algorithm::kSlots > 2) c = simd::load_some<kF32>(d, range.slots[2] + i, count);
     const V g = simd::load_some<kGradient>(d, static_cast<const Stored<kGradient>*>(range.gradient) + i, count);
-    algorithm(p, a, b, hn::Mul(g, factor));
+    algorithm(p, a, b, c, hn::Mul(g, factor));
     simd::store_some<kF32>(d, p, range.master + i, count);
     if constexpr (Algorithm::kSlots > 0) simd::store_some<kF32>(d, a, range.slots[0] + i, count);
     if constexpr (Algorithm::kSlots > 1) simd::store_some<kF32>(d, b, range.slots[1] + i, count);
+    if constexpr (Algorithm::kSlots > 2) simd::store_some<kF32>(d, c, range.slots[2] + i, count);
     if constexpr (kCopy)
       simd::store_some<kParameter>(d, p, static_cast<Stored<kParameter>*>(range.parameter) + i, count);
   }
@@ -195,9 +341,13 @@ void update_range(const UpdateConstants& c, const UpdateRange& range, float fact
                   std::int64_t end) {
   switch (c.rule) {
     case Rule::AdamDecoupled:
-      return pass_of<Adam<false>>(c, range, factor, begin, end);
+      return pass_of<Adam<false, false>>(c, range, factor, begin, end);
     case Rule::AdamL2:
-      return pass_of<Adam<true>>(c, range, factor, begin, end);
+      return pass_of<Adam<true, false>>(c, range, factor, begin, end);
+    case Rule::AmsgradDecoupled:
+      return pass_of<Adam<false, true>>(c, range, factor, begin, end);
+    case Rule::AmsgradL2:
+      return pass_of<Adam<true, true>>(c, range, factor, begin, end);
     case Rule::Sgd:
       return pass_of<Sgd<false>>(c, range, factor, begin, end);
     case Rule::SgdMomentum:
@@ -206,6 +356,22 @@ void update_range(const UpdateConstants& c, const UpdateRange& range, float fact
       return pass_of<Adagrad>(c, range, factor, begin, end);
     case Rule::Lion:
       return pass_of<Lion>(c, range, factor, begin, end);
+    case Rule::RmsProp:
+      return pass_of<RmsProp<false, false>>(c, range, factor, begin, end);
+    case Rule::RmsPropMomentum:
+      return pass_of<RmsProp<true, false>>(c, range, factor, begin, end);
+    case Rule::RmsPropCentered:
+      return pass_of<RmsProp<false, true>>(c, range, factor, begin, end);
+    case Rule::RmsPropCenteredMomentum:
+      return pass_of<RmsProp<true, true>>(c, range, factor, begin, end);
+    case Rule::NAdam:
+      return pass_of<NAdam>(c, range, factor, begin, end);
+    case Rule::RAdam:
+      return pass_of<RAdam>(c, range, factor, begin, end);
+    case Rule::Adamax:
+      return pass_of<Adamax>(c, range, factor, begin, end);
+    case Rule::Adadelta:
+      return pass_of<Adadelta>(c, range, factor, begin, end);
   }
 }
 

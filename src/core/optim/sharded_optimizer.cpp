@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/name_pattern.h"
+#include "config/optimizers.h"
 
 namespace zero::optim {
 namespace {
@@ -26,6 +27,7 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
                                    std::optional<ProgramRule> program)
     : settings_(optimizer),
       program_(std::move(program)),
+      slots_(program_ ? program_->slots : config::states_of(optimizer)),
       groups_{{"", optimizer}},
       schedule_(schedule, base_rates(program_ ? program_->lr : optimizer.lr, groups)) {
   if (program_ && settings_.type != OptimizerType::None)
@@ -33,9 +35,8 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
                                  ", and optimizer.type in the configuration, expected one of them. Hint: leave the "
                                  "block optimizer out."));
   if (!program_ && settings_.type == OptimizerType::None)
-    throw ConfigError(
-        "[ShardedOptimizer] got no optimizer type, expected Adam, AdamW, SGD, Adagrad or Lion. "
-        "Hint: set optimizer.type in the configuration.");
+    throw ConfigError(base::join("[ShardedOptimizer] got no optimizer type, expected ", config::optimizer_names(),
+                                 ". Hint: set optimizer.type in the configuration."));
   for (const auto& group : groups) {
     if (group.lr && !schedule_.uses_base_lr())
       throw ConfigError(
@@ -45,83 +46,57 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
     groups_.push_back({group.pattern, optimizer});
     groups_.back().settings.weight_decay = group.weight_decay.value_or(optimizer.weight_decay);
   }
+  if (settings_.type == OptimizerType::NAdam && schedule_.momentum(0, 0))
+    throw ConfigError(
+        "[ShardedOptimizer] got scheduler.params.cycle_momentum true with NAdam, whose update depends on the first "
+        "betas "
+        "of all updates before, expected false. Hint: cycle_momentum false.");
   set_rates_.assign(groups_.size(), -1.0);
 }
 
 kernels::Rule ShardedOptimizer::rule() const {
-  switch (settings_.type) {
+  using kernels::Rule;
+  const auto& own = settings_;
+  switch (own.type) {
     case OptimizerType::Adam:
-      return settings_.adam_w_mode ? kernels::Rule::AdamDecoupled : kernels::Rule::AdamL2;
     case OptimizerType::AdamW:
-      return kernels::Rule::AdamDecoupled;
+      if (own.type == OptimizerType::AdamW || own.adam_w_mode)
+        return own.amsgrad ? Rule::AmsgradDecoupled : Rule::AdamDecoupled;
+      return own.amsgrad ? Rule::AmsgradL2 : Rule::AdamL2;
     case OptimizerType::Sgd:
-      return settings_.momentum != 0 ? kernels::Rule::SgdMomentum : kernels::Rule::Sgd;
+      return own.momentum != 0 ? Rule::SgdMomentum : Rule::Sgd;
     case OptimizerType::Adagrad:
-      return kernels::Rule::Adagrad;
+      return Rule::Adagrad;
     case OptimizerType::Lion:
-      return kernels::Rule::Lion;
+      return Rule::Lion;
+    case OptimizerType::RmsProp:
+      if (own.centered) return own.momentum != 0 ? Rule::RmsPropCenteredMomentum : Rule::RmsPropCentered;
+      return own.momentum != 0 ? Rule::RmsPropMomentum : Rule::RmsProp;
+    case OptimizerType::NAdam:
+      return Rule::NAdam;
+    case OptimizerType::RAdam:
+      return Rule::RAdam;
+    case OptimizerType::Adamax:
+      return Rule::Adamax;
+    case OptimizerType::Adadelta:
+      return Rule::Adadelta;
     case OptimizerType::None:
       break;
   }
   ZERO_CHECK(false, "[ShardedOptimizer] got no optimizer type");
-  return kernels::Rule::Sgd;
+  return Rule::Sgd;
 }
 
-std::string ShardedOptimizer::name() const {
-  if (program_) return program_->name;
-  switch (settings_.type) {
-    case OptimizerType::Adam:
-      return "Adam";
-    case OptimizerType::AdamW:
-      return "AdamW";
-    case OptimizerType::Sgd:
-      return "SGD";
-    case OptimizerType::Adagrad:
-      return "Adagrad";
-    case OptimizerType::Lion:
-      return "Lion";
-    case OptimizerType::None:
-      break;
-  }
-  return "none";
-}
-
-int ShardedOptimizer::num_slots() const {
-  if (program_) return static_cast<int>(program_->slots.size());
-  switch (rule()) {
-    case kernels::Rule::AdamDecoupled:
-    case kernels::Rule::AdamL2:
-      return 2;
-    case kernels::Rule::Sgd:
-      return 0;
-    case kernels::Rule::SgdMomentum:
-    case kernels::Rule::Adagrad:
-    case kernels::Rule::Lion:
-      break;
-  }
-  return 1;
-}
+std::string ShardedOptimizer::name() const { return program_ ? program_->name : config::name_of(settings_.type); }
 
 const char* ShardedOptimizer::slot_name(int slot) const {
   ZERO_CHECK(slot >= 0 && slot < num_slots(), "[ShardedOptimizer::slot_name] got ", slot, ", expected below ",
              num_slots());
-  if (program_) return program_->slots[static_cast<std::size_t>(slot)].c_str();
-  switch (rule()) {
-    case kernels::Rule::SgdMomentum:
-      return "momentum_buffer";
-    case kernels::Rule::Adagrad:
-      return "sum";
-    case kernels::Rule::AdamDecoupled:
-    case kernels::Rule::AdamL2:
-    case kernels::Rule::Lion:
-    case kernels::Rule::Sgd:
-      break;
-  }
-  return slot == 0 ? "exp_avg" : "exp_avg_sq";
+  return slots_[static_cast<std::size_t>(slot)].c_str();
 }
 
 float ShardedOptimizer::slot_initial_value() const {
-  return !program_ && rule() == kernels::Rule::Adagrad ? static_cast<float>(settings_.initial_accumulator_value) : 0.0f;
+  return settings_.type == OptimizerType::Adagrad ? static_cast<float>(settings_.initial_accumulator_value) : 0.0f;
 }
 
 int ShardedOptimizer::parameter_group_of(std::string_view name, const std::vector<std::string>& aliases) const {
@@ -164,10 +139,16 @@ void ShardedOptimizer::set_number(int group, const std::string& name, double val
                          : name == "momentum"     ? &own.momentum
                          : name == "dampening"    ? &own.dampening
                          : name == "lr_decay"     ? &own.lr_decay
+                         : name == "alpha"        ? &own.alpha
+                         : name == "rho"          ? &own.rho
                                                   : nullptr;
-  expect(!program_ && number != nullptr,
-         "got a name that no rule has, expected beta1, beta2, eps, weight_decay, momentum, dampening or lr_decay");
-  const bool fraction = name == "beta1" || name == "beta2";
+  expect(
+      !program_ && number != nullptr,
+      "got a name that no rule has, expected beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay, alpha or "
+      "rho");
+  expect(settings_.type != OptimizerType::NAdam || name != "beta1" || value == own.beta1, "got ", value, ", expected ",
+         own.beta1, ": NAdam's update depends on the first betas of all updates before");
+  const bool fraction = name == "beta1" || name == "beta2" || name == "alpha" || name == "rho";
   expect(std::isfinite(value) && value >= 0 && (!fraction || value < 1), "got ", value, ", expected ",
          fraction ? "0 or more and less than 1" : "a finite number of at least 0");
   expect(name != "momentum" || settings_.momentum != 0 || value == 0, "got ", value,
@@ -196,6 +177,15 @@ void ShardedOptimizer::restore_rates(std::vector<double> rates) {
   set_rates_ = std::move(rates);
 }
 
+namespace {
+
+// NAdam's first beta of update `count`.
+double mu_of(const config::OptimizerSettings& own, double count) {
+  return own.beta1 * (1 - 0.5 * std::pow(0.96, count * own.momentum_decay));
+}
+
+}  // namespace
+
 kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t missed_steps) const {
   const auto narrow = [](double value) { return static_cast<float>(value); };
   const auto& own = settings_of(group);
@@ -206,6 +196,7 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
   kernels::UpdateConstants c{};
   c.rule = rule();
   c.has_weight_decay = decay != 0;
+  c.decoupled = own.decoupled_weight_decay;
   c.weight_decay = narrow(decay);
   c.keep = narrow(1 - rate * decay);
   c.beta1 = narrow(beta1);
@@ -218,15 +209,56 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
   c.momentum = narrow(own.momentum);
   c.undamped = narrow(1 - own.dampening);
   c.negative_step = narrow(-rate);
-  if (c.rule == kernels::Rule::AdamDecoupled || c.rule == kernels::Rule::AdamL2) {
-    const double correction1 = own.bias_correction ? 1 - std::pow(beta1, count) : 1;
-    const double correction2 = own.bias_correction ? 1 - std::pow(beta2, count) : 1;
-    c.root2 = narrow(std::sqrt(correction2));
-    c.negative_step = narrow(-(rate / correction1));
-  } else if (c.rule == kernels::Rule::Adagrad) {
-    c.negative_step = narrow(-(rate / (1 + (count - 1) * own.lr_decay)));
+  const double correction1 = 1 - std::pow(beta1, count), correction2 = 1 - std::pow(beta2, count);
+  switch (own.type) {
+    case OptimizerType::Adam:
+    case OptimizerType::AdamW:
+      c.root2 = narrow(own.bias_correction ? std::sqrt(correction2) : 1);
+      c.negative_step = narrow(-(rate / (own.bias_correction ? correction1 : 1)));
+      break;
+    case OptimizerType::Adagrad:
+      c.negative_step = narrow(-(rate / (1 + (count - 1) * own.lr_decay)));
+      break;
+    case OptimizerType::RmsProp:
+      c.beta2 = narrow(own.alpha), c.new2 = narrow(1 - own.alpha);
+      break;
+    case OptimizerType::Adadelta:
+      c.beta2 = narrow(own.rho), c.new2 = narrow(1 - own.rho);
+      break;
+    case OptimizerType::Adamax:
+      c.negative_step = narrow(-(rate / correction1));
+      break;
+    case OptimizerType::NAdam: {
+      const double product = mu_product(group, updates);
+      const double mu = mu_of(own, count), next = mu_of(own, count + 1);
+      c.correction2 = narrow(correction2);
+      c.negative_step = narrow(-(rate * (1 - mu) / (1 - product)));
+      c.moment_step = narrow(-(rate * next / (1 - product * next)));
+      break;
+    }
+    case OptimizerType::RAdam: {
+      const double longest = 2 / (1 - beta2) - 1, length = longest - 2 * count * (1 - correction2) / correction2;
+      c.adaptive = length > 5;
+      const double rectify =
+          std::sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+      c.negative_step = narrow(-(rate / correction1 * (c.adaptive ? rectify * std::sqrt(correction2) : 1)));
+      break;
+    }
+    case OptimizerType::Sgd:
+    case OptimizerType::Lion:
+    case OptimizerType::None:
+      break;
   }
   return c;
+}
+
+// Dozat, ICLR 2016 workshop: the product of the first betas of all updates.
+double ShardedOptimizer::mu_product(int group, std::int64_t updates) const {
+  auto& known = mu_products_[group];
+  if (updates < known.updates) known = {};
+  for (; known.updates < updates; ++known.updates)
+    known.product *= mu_of(settings_of(group), static_cast<double>(known.updates + 1));
+  return known.product;
 }
 
 void ShardedOptimizer::begin_step() {
@@ -246,8 +278,12 @@ kernels::UpdateRange range_of(const Span& span, int num_slots) {
   const bool copies = span.parameter != span.master;
   ZERO_CHECK(copies || span.parameter_dtype == kernels::Dtype::F32,
              "[ShardedOptimizer::update] got a 16-bit copy over its own master");
-  return {span.master,         {span.slots[0], span.slots[1]},    span.gradient,
-          span.gradient_dtype, copies ? span.parameter : nullptr, span.parameter_dtype};
+  return {span.master,
+          {span.slots[0], span.slots[1], span.slots[2]},
+          span.gradient,
+          span.gradient_dtype,
+          copies ? span.parameter : nullptr,
+          span.parameter_dtype};
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ namespace zero::optim {
 // `numel` consecutive elements of one parameter group. Only element alignment is required.
 struct Span {
   float* master = nullptr;
-  float* slots[2] = {};  // num_slots() states, in the order of slot_name()
+  float* slots[3] = {};  // num_slots() states, in the order of slot_name()
   const void* gradient = nullptr;
   kernels::Dtype gradient_dtype = kernels::Dtype::F32;
   void* parameter = nullptr;  // receives the master, rounded to nearest even; null or `master`: not written
@@ -40,7 +40,7 @@ struct ProgramRule {
   double lr = 0;  // in place of OptimizerSettings::lr
 };
 
-// Adam, AdamW, SGD, Adagrad and Lion as in docs/configuration.md ("optimizer"). All rules are element-wise: spans may
+// The rules of docs/configuration.md ("optimizer"). All are element-wise: spans may
 // be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
 // operations] in update_simd.cpp). A step is
 //   begin_step();  update(span, factor) for every element of the model's shard once;  complete_updates();  end_step();
@@ -56,9 +56,9 @@ class ShardedOptimizer {
 
   // "AdamW", or the name of the program's rule.
   std::string name() const;
-  // Number of fp32 states per element besides the master, all with the same initial value: 0 to 2, or the program's.
-  int num_slots() const;
-  // torch's names, used in checkpoints: "exp_avg", "exp_avg_sq", "momentum_buffer" or "sum"; or the program's.
+  // Number of fp32 states per element besides the master, all with the same initial value: 0 to 3, or the program's.
+  int num_slots() const { return static_cast<int>(slots_.size()); }
+  // torch's names, used in checkpoints (config/optimizers.h); or the program's.
   const char* slot_name(int slot) const;
   float slot_initial_value() const;
 
@@ -73,9 +73,9 @@ class ShardedOptimizer {
   void set_lr(int group, double lr);
   // The learning rates from set_lr(), by group; negative: not set. Checkpoints store them.
   const std::vector<double>& set_rates() const { return set_rates_; }
-  // Changes "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening" or "lr_decay" of a group from the next
-  // update on. Checkpoints do not store it. ConfigError for another name, a number that the rule cannot have, and
-  // momentum where the rule was made without.
+  // Changes "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay", "alpha" or "rho" of a group
+  // from the next update on. Checkpoints do not store it. ConfigError for another name, a number that the rule cannot
+  // have, and momentum where the rule was made without.
   void set_number(int group, const std::string& name, double value);
   // A text of all numbers that were set, which ranks compare.
   std::string set_numbers() const;
@@ -119,12 +119,19 @@ class ShardedOptimizer {
     return missed_steps == 0 ? constants_[static_cast<std::size_t>(group)] : constants_of(group, missed_steps);
   }
   kernels::Rule rule() const;
+  double mu_product(int group, std::int64_t updates) const;
 
   config::OptimizerSettings settings_;
   std::optional<ProgramRule> program_;
+  std::vector<std::string> slots_;
   std::vector<Group> groups_;
   std::vector<double> set_rates_;
   std::map<std::pair<int, std::string>, double> set_numbers_;  // by group and name
+  struct MuProduct {
+    std::int64_t updates = 0;
+    double product = 1;
+  };
+  mutable std::map<int, MuProduct> mu_products_;  // NAdam's, by group; computed when asked for
   Schedule schedule_;
   std::int64_t applied_ = 0;
   bool in_step_ = false;

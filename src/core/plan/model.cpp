@@ -9,6 +9,7 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "config/optimizers.h"
 #include "sharding/expert_capacity.h"
 
 namespace zero {
@@ -227,21 +228,7 @@ void counted_parameters(const PlanModel& m, std::vector<planning::Parameter>& al
 namespace planning {
 
 const char* name(config::OptimizerType type) {
-  using config::OptimizerType;
-  switch (type) {
-    case OptimizerType::Adam:
-      return "Adam";
-    case OptimizerType::Sgd:
-      return "SGD";
-    case OptimizerType::Adagrad:
-      return "Adagrad";
-    case OptimizerType::Lion:
-      return "Lion";
-    case OptimizerType::None:
-    case OptimizerType::AdamW:
-      break;
-  }
-  return "AdamW";
+  return config::name_of(type == config::OptimizerType::None ? config::OptimizerType::AdamW : type);
 }
 
 std::vector<Parameter> parameters_of(const PlanModel& model) {

@@ -4,27 +4,12 @@
 #include <algorithm>
 
 #include "base/kept_memory.h"
+#include "config/optimizers.h"
 #include "net/transport_choice.h"
 #include "step/tiers.h"
 
 namespace zero::step {
 namespace {
-
-int slots_of(const config::OptimizerSettings& optimizer) {
-  using config::OptimizerType;
-  switch (optimizer.type) {
-    case OptimizerType::None:  // planned as AdamW
-    case OptimizerType::Adam:
-    case OptimizerType::AdamW:
-      return 2;
-    case OptimizerType::Sgd:
-      return optimizer.momentum != 0 ? 1 : 0;
-    case OptimizerType::Adagrad:
-    case OptimizerType::Lion:
-      break;
-  }
-  return 1;
-}
 
 // Accumulation over several micro-batches loses precision in 16 bits, so it uses fp32 by default.
 MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t accumulation) {
@@ -88,7 +73,7 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   run.topology = topology;
   run.sharding = ShardingPolicy::of(settings);
   run.precision = precision_of(settings, accumulation);
-  run.num_slots = num_slots.value_or(slots_of(settings.optimizer));
+  run.num_slots = num_slots.value_or(static_cast<int>(config::states_of(settings.optimizer).size()));
   if (settings.optimizer.type == config::OptimizerType::Adagrad)
     run.slot_initial_value = static_cast<float>(settings.optimizer.initial_accumulator_value);
   run.accumulation = accumulation;

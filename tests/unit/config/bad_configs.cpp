@@ -132,7 +132,7 @@ const std::vector<BadConfig>& bad_configs() {
       {"{\"libzero\": {\"model\": {\"size\": \"gpt3\"}}}", "bad-value", 1, 32, "gpt2"},
       // Refused.
       {"{\"optimizer\": {\"type\": \"Lamb\"}}", "refused", 1, 24, "pick one"},
-      {"{\"optimizer\": {\"type\": \"Adam\", \"params\": {\"amsgrad\": true}}}", "refused", 1, 54, "state layout"},
+      {"{\"optimizer\": {\"type\": \"NAdam\", \"params\": {\"amsgrad\": true}}}", "unknown-key", 1, 44, "Adam, AdamW"},
       {"{\"amp\": {\"enabled\": true}}", "refused", 1, 9, "bf16 or fp16"},
       {"{\"zero_optimization\": {\"zeropp_loco_param\": {\"err_beta\": 1}}}", "refused", 1, 45, "error feedback"},
       {"{\"zero_optimization\": {\"mics_shard_size\": 8}}", "refused", 1, 43, "sub-group"},

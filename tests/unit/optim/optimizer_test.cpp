@@ -50,19 +50,33 @@ std::vector<std::pair<std::string, OptimizerSettings>> all_rules() {
   add("adagrad", adam(OptimizerType::Adagrad),
       [](auto& s) { s.eps = 1e-10, s.lr_decay = 0.1, s.initial_accumulator_value = 0.5; });
   add("lion", adam(OptimizerType::Lion), [](auto& s) { s.beta2 = 0.99; });
+  add("amsgrad", adam(), [](auto& s) { s.amsgrad = true; });
+  add("amsgrad with L2", adam(OptimizerType::Adam), [](auto& s) { s.adam_w_mode = false, s.amsgrad = true; });
+  add("rmsprop", adam(OptimizerType::RmsProp));
+  add("rmsprop with momentum", adam(OptimizerType::RmsProp), [](auto& s) { s.momentum = 0.9, s.weight_decay = 0; });
+  add("rmsprop, centered", adam(OptimizerType::RmsProp), [](auto& s) { s.centered = true, s.alpha = 0.3; });
+  add("rmsprop, centered, with momentum", adam(OptimizerType::RmsProp),
+      [](auto& s) { s.centered = true, s.momentum = 0.5; });
+  for (const bool decoupled : {false, true}) {
+    const auto decay = [=](auto& s) { s.decoupled_weight_decay = decoupled; };
+    add(decoupled ? "nadam, decoupled" : "nadam", adam(OptimizerType::NAdam), decay);
+    add(decoupled ? "radam, decoupled" : "radam", adam(OptimizerType::RAdam), decay);
+  }
+  add("adamax", adam(OptimizerType::Adamax));
+  add("adadelta", adam(OptimizerType::Adadelta), [](auto& s) { s.eps = 1e-6; });
   return rules;
 }
 
 // A shard: master, slots, and a compute copy in some dtype.
 struct Shard {
-  std::vector<float> master, slots[2];
+  std::vector<float> master, slots[3];
   std::vector<char> parameter;
   bool operator==(const Shard& other) const {  // bits, so that -0 and NaN count
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
       return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
     };
     return same(master, other.master) && same(slots[0], other.slots[0]) && same(slots[1], other.slots[1]) &&
-           parameter == other.parameter;
+           same(slots[2], other.slots[2]) && parameter == other.parameter;
   }
 };
 
@@ -101,7 +115,7 @@ Span span_of(Shard& shard, const std::vector<char>& gradient, Dtype gradient_dty
   const auto at = [](auto& values, std::int64_t i) { return values.empty() ? nullptr : values.data() + i; };
   Span span;
   span.master = shard.master.data() + begin;
-  for (int k = 0; k < 2; ++k) span.slots[k] = at(shard.slots[k], begin);
+  for (int k = 0; k < 3; ++k) span.slots[k] = at(shard.slots[k], begin);
   span.gradient = gradient.data() + begin * static_cast<std::int64_t>(kernels::size_of(gradient_dtype));
   span.gradient_dtype = gradient_dtype;
   span.parameter = at(shard.parameter, begin * static_cast<std::int64_t>(kernels::size_of(parameter_dtype)));
@@ -132,7 +146,7 @@ Shard train(const OptimizerSettings& settings, std::int64_t numel, Dtype in, Dty
 struct Model {
   OptimizerSettings s;
   int count = 0;
-  void update(float& p, float& m, float& v, float g) const {
+  void update(float& p, float& m, float& v, float& third, float g) const {
     const double lr = s.lr, wd = s.weight_decay;
     const bool bias = s.bias_correction;
     const bool adam = s.type == OptimizerType::AdamW || s.type == OptimizerType::Adam;
@@ -147,7 +161,8 @@ struct Model {
         g = std::fma(p, static_cast<float>(wd), g);
       m = c1 < 0.5f ? std::fma(c1, g - m, m) : std::fma(c1 - 1, g - m, g);
       v = std::fma(c2 * g, g, v * static_cast<float>(s.beta2));
-      const float den = std::sqrt(v) / q + static_cast<float>(s.eps);
+      if (s.amsgrad) third = third > v ? third : v;
+      const float den = std::sqrt(s.amsgrad ? third : v) / q + static_cast<float>(s.eps);
       p = p + (static_cast<float>(-ss) * m) / den;
     } else if (s.type == OptimizerType::Sgd) {
       if (wd != 0) g = std::fma(p, static_cast<float>(wd), g);
@@ -162,11 +177,72 @@ struct Model {
       m = std::fma(g, g, m);
       p = p +
           (static_cast<float>(-(lr / (1 + (count - 1) * s.lr_decay))) * g) / (std::sqrt(m) + static_cast<float>(s.eps));
-    } else {
+    } else if (s.type == OptimizerType::Lion) {
       const float u = std::fma(static_cast<float>(1 - s.beta1), g, m * static_cast<float>(s.beta1));
       const auto rate = static_cast<float>(lr);
       p = p * static_cast<float>(1 - lr * wd) + (u > 0 ? -rate : u < 0 ? rate : u);
       m = std::fma(static_cast<float>(1 - s.beta2), g, m * static_cast<float>(s.beta2));
+    } else {
+      update_newer(p, m, v, third, g);
+    }
+  }
+
+  static float lerp(float m, float g, double weight) {
+    const auto w = static_cast<float>(weight);
+    return w < 0.5f ? std::fma(w, g - m, m) : std::fma(w - 1, g - m, g);
+  }
+  static float mean_of_squares(float v, float g, double decay) {
+    return std::fma(static_cast<float>(1 - decay) * g, g, v * static_cast<float>(decay));
+  }
+  void update_newer(float& p, float& a, float& b, float& c, float g) const {
+    const auto eps = static_cast<float>(s.eps), rate = static_cast<float>(-s.lr);
+    const auto first = 1 - std::pow(s.beta1, count), second = 1 - std::pow(s.beta2, count);
+    if (s.weight_decay != 0 && s.decoupled_weight_decay)
+      p = p * static_cast<float>(1 - s.lr * s.weight_decay);
+    else if (s.weight_decay != 0)
+      g = std::fma(p, static_cast<float>(s.weight_decay), g);
+    if (s.type == OptimizerType::RmsProp) {
+      a = mean_of_squares(a, g, s.alpha);
+      float variance = a;
+      if (s.centered) {
+        float& mean = s.momentum != 0 ? c : b;
+        mean = lerp(mean, g, 1 - s.alpha);
+        variance = std::fma(-mean, mean, a);
+      }
+      float step = g / (std::sqrt(variance) + eps);
+      if (s.momentum != 0) step = b = std::fma(b, static_cast<float>(s.momentum), step);
+      p = std::fma(step, rate, p);
+    } else if (s.type == OptimizerType::Adadelta) {
+      a = mean_of_squares(a, g, s.rho);
+      const float step = std::sqrt(b + eps) / std::sqrt(a + eps) * g;
+      b = mean_of_squares(b, step, s.rho);
+      p = std::fma(step, rate, p);
+    } else if (s.type == OptimizerType::Adamax) {
+      a = lerp(a, g, 1 - s.beta1);
+      const float decayed = b * static_cast<float>(s.beta2), now = std::fabs(g) + eps;
+      b = decayed > now ? decayed : now;
+      p = p + (static_cast<float>(-(s.lr / first)) * a) / b;
+    } else {
+      a = lerp(a, g, 1 - s.beta1);
+      b = mean_of_squares(b, g, s.beta2);
+      if (s.type == OptimizerType::NAdam) {
+        const auto mu = [&](int t) { return s.beta1 * (1 - 0.5 * std::pow(0.96, t * s.momentum_decay)); };
+        double product = 1;
+        for (int t = 1; t <= count; ++t) product *= mu(t);
+        const float root = std::sqrt(b / static_cast<float>(second)) + eps;
+        p = p + (static_cast<float>(-(s.lr * (1 - mu(count)) / (1 - product))) * g) / root;
+        p = p + (static_cast<float>(-(s.lr * mu(count + 1) / (1 - product * mu(count + 1)))) * a) / root;
+      } else {
+        const double longest = 2 / (1 - s.beta2) - 1, t = count;
+        const double length = longest - 2 * t * std::pow(s.beta2, t) / second;
+        if (length > 5) {
+          const double rectify =
+              std::sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length));
+          p = p + (static_cast<float>(-(s.lr / first * (rectify * std::sqrt(second)))) * a) / (std::sqrt(b) + eps);
+        } else {
+          p = p + static_cast<float>(-(s.lr / first)) * a;
+        }
+      }
     }
   }
 };
@@ -183,7 +259,8 @@ Shard train_model(const OptimizerSettings& settings, std::int64_t numel, Dtype i
     float none = 0;
     for (std::size_t i = 0; i < g.size(); ++i)
       model.update(shard.master[i], optimizer.num_slots() > 0 ? shard.slots[0][i] : none,
-                   optimizer.num_slots() > 1 ? shard.slots[1][i] : none, g[i] * factor);
+                   optimizer.num_slots() > 1 ? shard.slots[1][i] : none,
+                   optimizer.num_slots() > 2 ? shard.slots[2][i] : none, g[i] * factor);
   }
   kernels::convert(shard.parameter.data(), out, shard.master.data(), Dtype::F32, numel);
   return shard;
@@ -407,6 +484,14 @@ TEST(ShardedOptimizer, SlotsByRule) {
   EXPECT_EQ(slots(adam(OptimizerType::Sgd)), "");
   EXPECT_EQ(slots(adam(OptimizerType::Lion)), "exp_avg");
   EXPECT_EQ(slots(adam(OptimizerType::Adagrad)), "sum");
+  auto amsgrad = adam();
+  amsgrad.amsgrad = true;
+  EXPECT_EQ(slots(amsgrad), "exp_avg exp_avg_sq max_exp_avg_sq");
+  auto rmsprop = adam(OptimizerType::RmsProp);
+  rmsprop.centered = true, rmsprop.momentum = 0.9;
+  EXPECT_EQ(slots(rmsprop), "square_avg momentum_buffer grad_avg");
+  EXPECT_EQ(slots(adam(OptimizerType::Adamax)), "exp_avg exp_inf");
+  EXPECT_EQ(slots(adam(OptimizerType::Adadelta)), "square_avg acc_delta");
   auto momentum = adam(OptimizerType::Sgd);
   momentum.momentum = 0.9;
   EXPECT_EQ(slots(momentum), "momentum_buffer");
@@ -528,7 +613,7 @@ TEST(ShardedOptimizer, OneCycleSetsBeta1) {
       float none = 0;
       for (std::size_t i = 0; i < 50; ++i)
         model.update(wanted.master[i], wanted.slots[0][i], type == OptimizerType::AdamW ? wanted.slots[1][i] : none,
-                     g[i]);
+                     none, g[i]);
     }
     EXPECT_EQ(shard, wanted);
   }

@@ -210,6 +210,21 @@ def _recipe(config: Mapping[str, Any]) -> str | None:
     return next((name for name in ("fp16", "bf16") if json.loads(config[f"{name}.enabled"]) is True), None)
 
 
+NUMBERS_OF: dict[str, tuple[str, ...]] = {
+    "Adam": ("betas", "eps", "bias_correction"),
+    "AdamW": ("betas", "eps", "bias_correction"),
+    "Lion": ("betas",),
+    "SGD": ("momentum", "dampening", "nesterov"),
+    "Adagrad": ("eps", "lr_decay"),
+    "RMSprop": ("eps", "alpha", "momentum", "centered"),
+    "NAdam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay"),
+    "RAdam": ("betas", "eps", "decoupled_weight_decay"),
+    "Adamax": ("betas", "eps"),
+    "Adadelta": ("eps", "rho"),
+}
+"""What the groups of the configuration's optimizer show besides lr and weight_decay, by its type."""
+
+
 def configured(groups: list[dict[str, Any]], config: Mapping[str, Any], block: Mapping[str, Any]) -> Any:
     """[local] The optimizer that the configuration names, over these groups, the same objects.
 
@@ -229,7 +244,7 @@ def configured(groups: list[dict[str, Any]], config: Mapping[str, Any], block: M
     elif kind == "Adagrad":
         made = (DeepSpeedCPUAdagrad if on_cpu else torch.optim.Adagrad)(groups)
     else:
-        made = torch.optim.SGD(groups, lr=0.0)  # groups have their own
+        made = getattr(torch.optim, kind)(groups, lr=0.0)  # groups have their own
     made.param_groups = groups
     return made
 

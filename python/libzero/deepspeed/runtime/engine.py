@@ -25,6 +25,7 @@ from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
 from libzero.deepspeed.monitor.monitor import MonitorMaster
 from libzero.deepspeed.ops import EngineOptimizer
 from libzero.deepspeed.runtime.base_optimizer import (
+    NUMBERS_OF,
     DeepSpeedOptimizer,
     ModelParameters,
     client_updates,
@@ -273,8 +274,7 @@ class DeepSpeedEngine(torch.nn.Module):
             block = {"type": "SGD", "params": {"lr": 0.0}}  # has no states
             return Updates([], [], block=block), False
         effective = options_of(with_groups(native, 1), self.config).effective()
-        used = {"SGD": ("momentum", "dampening", "nesterov"), "Adagrad": ("eps", "lr_decay"), "Lion": ("betas",)}
-        keys = used.get(json.loads(effective["optimizer.type"]), ("betas", "eps", "bias_correction"))
+        keys = NUMBERS_OF[json.loads(effective["optimizer.type"])]
         numbers = {k: json.loads(effective[f"optimizer.params.{k}"]) for k in ("lr", "weight_decay", *keys)}
         if "betas" in numbers:
             numbers["betas"] = tuple(numbers["betas"])

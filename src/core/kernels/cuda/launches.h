@@ -47,7 +47,7 @@ struct Updates {
   const StepNorm* norm;  // null: `factor`
   UpdateTask tasks[kMaxUpdated];
 };
-static_assert(sizeof(Updates<Adam<true>>) <= kMostArgumentBytes);
+static_assert(sizeof(Updates<Adam<true, true>>) <= kMostArgumentBytes && sizeof(Updates<NAdam>) <= kMostArgumentBytes);
 
 // The places of sums in the order in which they are added, -1 after each group.
 struct Order {
