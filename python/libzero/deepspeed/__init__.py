@@ -33,12 +33,14 @@ from libzero.deepspeed.runtime.engine import (
     DeepSpeedSchedulerCallable,
 )
 from libzero.deepspeed.utils import OnDevice, log_dist, logger
+from libzero.muon import muon_groups
 
 __version__ = version = _names.VERSION
 __git_hash__, __git_branch__ = git_hash, git_branch
 __version_major__, __version_minor__, __version_patch__ = (int(part) for part in version.split("."))
 
 __all__ = [
+    "MUON_OPTIMIZER",
     "DeepSpeedConfigError",
     "DeepSpeedDataLoader",
     "DeepSpeedEngine",
@@ -63,10 +65,22 @@ __all__ = [
     "monitor",
     "ops",
     "runtime",
+    "set_optimizer_flags",
     "utils",
     "version",
     "zero",
 ]
+
+
+MUON_OPTIMIZER = "muon"
+
+
+def set_optimizer_flags(config_class: Any, model: torch.nn.Module) -> None:
+    """[local] With optimizer.type Muon: marks the model's parameters with `use_muon`, as libzero.muon.muon_groups()."""
+    if str(getattr(config_class, "optimizer_name", "")).lower() == MUON_OPTIMIZER:
+        for group in muon_groups(model):
+            for parameter in group["params"]:
+                parameter.use_muon = group["use_muon"]
 
 
 def initialize(

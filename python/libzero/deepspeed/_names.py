@@ -18,7 +18,7 @@ _COMPILE = "DeepCompile's passes are not built. Hint: engine.compile() compiles 
 _TRANSFORMER = "there are no layers of its own. Hint: the model's layers as they are."
 _DATA = "the engine does not choose or change data. Hint: a sampler of the program."
 _SPARSE = "gradients are reduced dense. Hint: leave sparse_gradients out; the sums are the same."
-_MUON = "Muon is not built. Hint: AdamW."
+_MUON = "libzero has its own Muon. Hint: optimizer.type Muon, or libzero.muon."
 _FLOPS = "there is no count of operations. Hint: torch.profiler, or `zero bench`."
 _TUNE = "there is no autotuner. Hint: `zero plan`, `zero bench`."
 _ZENFLOW = "ZenFlow is not built. Hint: zero_optimization.offload_optimizer."
@@ -45,8 +45,8 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "set_autotp_mode tp_model_init",
         (REFUSED, _TRANSFORMER): "DeepSpeedTransformerConfig DeepSpeedTransformerLayer module_inject "
         "replace_transformer_layer",
-        (REFUSED, _MUON): "KV MLA_KV MLA_Q MUON_OPTIMIZER NOT_HEAD_BLOCKED QUERY "
-        "resolve_per_head_muon_after_sharding set_optimizer_flags",
+        (REFUSED, _MUON): "KV MLA_KV MLA_Q NOT_HEAD_BLOCKED QUERY "
+        "resolve_per_head_muon_after_sharding",
         (REFUSED, _COMPILE): "compile",
         (REFUSED, _TUNE): "autotuning",
         (REFUSED, _FLOPS): "profiling",
@@ -225,7 +225,7 @@ _AREAS = {
     "runtime.tensor_parallel": _TENSOR,
     "runtime.zenflow": _ZENFLOW,
     "runtime.zero.linear": _LINEAR,
-    "runtime.zero.muon": _MUON,
+    "runtime.zero.muon.original_muon": _MUON,
     "sequence": "sequences are the configuration's to cut. Hint: docs/parallelism.md.",
     "utils.numa": "`zero run --bind-cores-to-rank` pins ranks.",
 }

@@ -34,6 +34,7 @@ from libzero.deepspeed.runtime.base_optimizer import (
     with_own_numbers,
     wrapped,
 )
+from libzero.deepspeed.runtime.zero.muon.muon_optimizer import configured_muon, is_muon
 from libzero.deepspeed.runtime.config import (
     KeptFp32,
     gathers_on_save,
@@ -262,6 +263,8 @@ class DeepSpeedEngine(torch.nn.Module):
         native: dict[str, Any],
     ) -> tuple[Updates, bool]:
         """And whether the engine trains: without an optimizer it only evaluates."""
+        if optimizer is None and is_muon(native.get("optimizer")):
+            optimizer = configured_muon(native.pop("optimizer"), model_parameters, self.module)
         if optimizer is not None:
             if "optimizer" in native:
                 logger.warning("the program's optimizer is used, not the block optimizer of the configuration")
