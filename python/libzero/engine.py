@@ -583,7 +583,12 @@ class Engine:
         else:
             carried = Carried.read(self._native.user_state())
             if self._rule is not None:
-                self._rule.restore([decoded(part) for part in carried.rules])
+                try:
+                    self._rule.restore([decoded(part) for part in carried.rules])
+                except ConfigError as fault:
+                    self._native.close()
+                    message = f"{fault} The engine has the checkpoint's weights already, and is closed: make it anew."
+                    raise ConfigError(message) from None
             self.optimizer._pull()
             self.optimizer._restore(carried.groups)
         self._restore_extra(carried)

@@ -464,8 +464,10 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path: Path) -> None:
             engine.load_checkpoint(tmp_path)
     own = lambda ps: SameStates(ps)  # noqa: E731
     with libzero.Engine(network(), clean(0), optimizer=own) as engine:
-        with pytest.raises(libzero.ConfigError, match="expected numbers of a SameStates of the program, got none"):
+        with pytest.raises(libzero.ConfigError, match="numbers of a SameStates of the program, got none.*is closed"):
             engine.load_checkpoint(tmp_path)
+        with pytest.raises(libzero.ConfigError, match="was closed"):  # with weights of one run and numbers of another
+            engine.step()
     with libzero.Engine(network(), clean(0), optimizer=own) as engine:
         engine.load_checkpoint(tmp_path, weights_only=True)
         with pytest.raises(libzero.ConfigError, match="optimizer: got True, expected False: SameStates"):
