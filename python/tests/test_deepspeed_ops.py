@@ -208,3 +208,22 @@ def test_what_has_no_rule_is_refused_and_an_engine_updates_alone() -> None:
     with pytest.raises(NotImplementedError, match="step_subgroup: the engine updates"):
         optimizer.step_subgroup(0)
     engine.destroy()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("stage", [0, 2])
+def test_an_engine_takes_each_class_over(name: str, stage: int) -> None:
+    make, plain = PAIRS[name]
+    settings = {key: value for key, value in config(stage).items() if key != "optimizer"}
+    model, reference = network(), network()
+    engine, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=make(model.parameters()), config=settings)
+    theirs = plain(reference.parameters())
+    for step in range(4):
+        engine.backward(engine(batch(0, step)).square().mean())
+        engine.step()
+        theirs.zero_grad()
+        torch.autograd.backward(reference(batch(0, step)).square().mean())
+        theirs.step()
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        assert_same(model, reference)
+    engine.destroy()

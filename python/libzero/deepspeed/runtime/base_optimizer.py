@@ -272,7 +272,8 @@ def _block_of_ops(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     own: Any = optimizer
     if not (issubclass(of, EngineOptimizer) and of.__module__.startswith(EngineOptimizer.__module__)):
         return None
-    if not own.fp32_optimizer_states:
+    # The program's argument. The fused classes have 16-bit states without an engine, and fp32 ones with it.
+    if not vars(own).get("fp32_optimizer_states", True):
         why = "fp32_optimizer_states=False is not built: the engine's states are fp32"
         raise CannotTakeOver(optimizer, why, "leave it out")
     params = {"adam_w_mode": own.adam_w_mode} if hasattr(optimizer, "adam_w_mode") else {}
