@@ -587,7 +587,7 @@ class Engine:
                     self._rule.restore([decoded(part) for part in carried.rules])
                 except ConfigError as fault:
                     self._native.close()
-                    message = f"{fault} The engine has the checkpoint's weights already, and is closed: make it anew."
+                    message = f"{fault} The engine has the checkpoint's weights already, and is closed: make another one."
                     raise ConfigError(message) from None
             self.optimizer._pull()
             self.optimizer._restore(carried.groups)
