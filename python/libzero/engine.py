@@ -587,7 +587,7 @@ class Engine:
                     self._rule.restore([decoded(part) for part in carried.rules])
                 except ConfigError as fault:
                     self._native.close()
-                    message = f"{fault} The engine has the checkpoint's weights already, and is closed: make another one."
+                    message = f"{fault} The engine is closed, because it has the checkpoint's weights."
                     raise ConfigError(message) from None
             self.optimizer._pull()
             self.optimizer._restore(carried.groups)
