@@ -245,11 +245,22 @@ class ClientRule:
         for piece, p in given:
             self._take(piece, p, state.get(p, {}))
         ended = self._numbers()
-        if self._ended is not None and not _same(ended, self._ended):
-            raise self._error("its groups got different numbers from different parameters")
+        if self._ended is not None:
+            self._keep_marks(ended[-1], self._ended[-1])
+            if not _same(ended, self._ended):
+                raise self._error("its groups got different numbers from different parameters")
         self._ended = ended
         for i, (was, now) in enumerate(zip(self._began, ended, strict=True)):
             self._counters.update((i, key) for key in now if key not in was or not _same(was[key], now[key]))
+
+    def _keep_marks(self, now: dict[str, Any], before: dict[str, Any]) -> None:
+        """A mark that some parameters set in the object, such as that a warning was given, is set after all of them.
+
+        Each update begins without it, so a rule that depends on it has other values than in a plain loop.
+        """
+        for key in now.keys() ^ before.keys():
+            if now.get(key, before.get(key)) is True:
+                now[key] = before[key] = vars(self._optimizer)[key] = True
 
     def _choices_of_groups(self) -> list[dict[str, Any]]:
         """What is no number in the groups: flags and texts."""

@@ -190,6 +190,7 @@ CLIENTS: dict[str, Make] = {
     "SignMomentum": lambda ps: SignMomentum(ps, lr=1e-3),
     "GroupCounter": lambda ps: GroupCounter(ps),
     "OwnCounter": lambda ps: OwnCounter(ps),
+    "WarnsOnce": lambda ps: WarnsOnce(ps),
     "InPlace": lambda ps: InPlace(ps),
     "two groups": lambda ps: O.Adam([{"params": ps[1:], "betas": (0.5, 0.9)}, {"params": ps[:1], "weight_decay": 0.1}]),
 }
@@ -242,7 +243,30 @@ WHOLE: dict[str, Make] = {
     "BySize": lambda ps: BySize(ps),
     "DecaysMatrices": lambda ps: DecaysMatrices(ps),
 }
+class WarnsOnce(Written):
+    """A mark in the object of what its first state has found, as paged optimizers of bitsandbytes have."""
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any]) -> None:
+        if not state:
+            self.mark()
+            state["mean"] = torch.zeros_like(p)
+        state["mean"].lerp_(p.grad, 0.1)
+        p.add_(state["mean"], alpha=-group["lr"])
+
+    def mark(self) -> None:
+        self.warned = True
+
+
+class FirstIsFaster(WarnsOnce):
+    """Its mark changes updates."""
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any]) -> None:
+        faster = not getattr(self, "warned", False)
+        super().update({"lr": group["lr"] * (2 if faster else 1)}, p, state)
+
+
 REFUSED: dict[str, tuple[Make, str]] = {
+    "FirstIsFaster": (lambda ps: FirstIsFaster(ps), "couples parameters"),
     "GlobalNorm": (lambda ps: GlobalNorm(ps), "couples parameters"),
     "HiddenCounter": (lambda ps: HiddenCounter(ps), "couples parameters"),
     "Drawn": (lambda ps: Drawn(ps), "drawn at random"),
@@ -306,7 +330,7 @@ class _Called:
         return self.engine(x)
 
 
-ODD = ("two groups", "GroupCounter", "OwnCounter", "InPlace", "SignMomentum", "maximize", "NAdam")
+ODD = ("two groups", "GroupCounter", "OwnCounter", "WarnsOnce", "InPlace", "SignMomentum", "maximize", "NAdam")
 
 
 @pytest.mark.parametrize("name", [*ODD, *map(nightly, sorted({*NATIVE, *CLIENTS} - {*ODD}))])
