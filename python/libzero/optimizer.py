@@ -63,7 +63,7 @@ def _put_back(group: dict[str, Any], numbers: Mapping[str, Any]) -> None:
         group[key] = tuple(value) if isinstance(value, list) else value
 
 
-_OF_RULE = {
+NUMBERS_OF_RULE = {
     "Adam": ("weight_decay", "betas", "eps"),
     "AdamW": ("weight_decay", "betas", "eps"),
     "Lion": ("weight_decay", "betas"),
@@ -75,7 +75,7 @@ _OF_RULE = {
     "Adamax": ("weight_decay", "betas", "eps"),
     "Adadelta": ("weight_decay", "eps", "rho"),
 }
-"""Where torch's schedulers look for a momentum to move: Optimizer.defaults."""
+"""What the groups of a built-in rule have besides lr. Schedulers of torch look there for a momentum to move."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -88,7 +88,8 @@ class Optimizer(torch.optim.Optimizer):
     def __init__(self, engine: _native.Engine, module: torch.nn.Module) -> None:
         effective = engine.options().effective()
         kind = json.loads(effective.get("optimizer.type") or "null")
-        keys = dict.fromkeys((*_FIXED, *_OF_RULE.get(kind, ())))
+        own = NUMBERS_OF_RULE.get(kind, ())
+        keys = dict.fromkeys((*_FIXED, *own))
         shown = {key: json.loads(effective[f"optimizer.params.{key}"]) for key in keys}
         shown["betas"] = tuple(shown["betas"])
         patterns: list[dict[str, Any]] = json.loads(effective["libzero.parameter_groups"])
@@ -107,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
         self._look_up_modules()
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})
-        self.defaults = {key: value for key, value in self.defaults.items() if key in ("lr", *_OF_RULE.get(kind, ()))}
+        self.defaults = {key: self.defaults[key] for key in ("lr", *own)}
         self._fixed = [{key: group[key] for key in keys} for group in self.param_groups]
         self._start = [dict(fixed) for fixed in self._fixed]
 

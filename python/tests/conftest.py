@@ -65,6 +65,17 @@ def plain(model: torch.nn.Module, steps: int, loss_of: Callable[[torch.nn.Module
     return losses
 
 
+def losses_of(engine: Any, loss_of: Callable[[Any, int, int], torch.Tensor], steps: int) -> list[float]:
+    """The losses of an engine's rank. loss_of: of a model, a rank and a step."""
+    losses = []
+    for step in range(steps):
+        loss = loss_of(engine, engine.comm.rank, step)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
 @contextlib.contextmanager
 def no_large_files() -> Iterator[None]:
     """Writes past the first 4 KiB of a file fail, as on a disk that is full."""

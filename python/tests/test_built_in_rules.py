@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import batch, config, network, nightly
+from conftest import batch, config, losses_of, network, nightly
 
 import libzero
 
@@ -65,12 +65,7 @@ def test_rules_are_torchs_at_every_stage(name: str, tmp_path: Path) -> None:
 
         def rank(comm: libzero.Communicator) -> tuple[str, list[float], dict[str, torch.Tensor]]:
             engine = libzero.Engine(models[comm.rank], settings)
-            found = []
-            for step in range(STEPS):
-                loss = loss_of(engine, comm.rank, step)
-                engine.backward(loss)
-                engine.step()
-                found.append(loss.item())
+            found = losses_of(engine, loss_of, STEPS)
             states = {key: engine.parameter_state("0.weight", key) for key in own}
             return engine.state_hash(), found, {**engine.state_dict(), **states}
 

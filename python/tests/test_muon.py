@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import batch, config, network
+from conftest import batch, config, losses_of, network
 
 import libzero
 from libzero.muon import Muon, muon_groups
@@ -83,12 +83,7 @@ def test_stages_train_as_a_plain_loop(tmp_path: Path) -> None:
         def rank(comm: libzero.Communicator) -> tuple[str, list[float]]:
             optimizer = Muon(muon_groups(models[comm.rank]), ns_method="gram", weight_decay=0.1)
             engine = libzero.Engine(models[comm.rank], clean(stage), optimizer=optimizer)
-            found = []
-            for step in range(STEPS):
-                loss = loss_of(engine, comm.rank, step)
-                engine.backward(loss)
-                engine.step()
-                found.append(loss.item())
+            found = losses_of(engine, loss_of, STEPS)
             return engine.state_hash(), found
 
         (hash_, a), (_, b) = libzero.run_ranks(2, rank)

@@ -31,18 +31,20 @@ struct KnownOptimizer {
   const char* lower;
   const char* name;
   std::vector<std::string> slots;
+  std::vector<std::string> options{};  // states that some of its configurations have
 };
 const std::vector<KnownOptimizer>& known_optimizers() {
-  static const std::vector<KnownOptimizer> known{{"adamw", "AdamW", {"exp_avg", "exp_avg_sq"}},
-                                                 {"adam", "Adam", {"exp_avg", "exp_avg_sq"}},
-                                                 {"lion", "Lion", {"exp_avg"}},
-                                                 {"sgd", "SGD", {"momentum_buffer"}},
-                                                 {"adagrad", "Adagrad", {"sum"}},
-                                                 {"rmsprop", "RMSprop", {"square_avg"}},
-                                                 {"nadam", "NAdam", {"exp_avg", "exp_avg_sq"}},
-                                                 {"radam", "RAdam", {"exp_avg", "exp_avg_sq"}},
-                                                 {"adamax", "Adamax", {"exp_avg", "exp_inf"}},
-                                                 {"adadelta", "Adadelta", {"square_avg", "acc_delta"}}};
+  static const std::vector<KnownOptimizer> known{
+      {"adamw", "AdamW", {"exp_avg", "exp_avg_sq"}, {"max_exp_avg_sq"}},
+      {"adam", "Adam", {"exp_avg", "exp_avg_sq"}, {"max_exp_avg_sq"}},
+      {"lion", "Lion", {"exp_avg"}},
+      {"sgd", "SGD", {"momentum_buffer"}},
+      {"adagrad", "Adagrad", {"sum"}},
+      {"rmsprop", "RMSprop", {"square_avg"}, {"momentum_buffer", "grad_avg"}},
+      {"nadam", "NAdam", {"exp_avg", "exp_avg_sq"}},
+      {"radam", "RAdam", {"exp_avg", "exp_avg_sq"}},
+      {"adamax", "Adamax", {"exp_avg", "exp_inf"}},
+      {"adadelta", "Adadelta", {"square_avg", "acc_delta"}}};
   return known;
 }
 
@@ -174,7 +176,9 @@ class Importer {
                                   : slots_.contains("momentum_buffer") ? "sgd"
                                   : slots_.contains("sum")             ? "adagrad"
                                                                        : "adamw");
-    const std::set<std::string> wanted(optimizer_->slots.begin(), optimizer_->slots.end());
+    std::set<std::string> wanted(optimizer_->slots.begin(), optimizer_->slots.end());
+    for (const auto& slot : optimizer_->options)
+      if (slots_.contains(slot)) wanted.insert(slot);
     for (const auto& slot : slots_)
       if (!wanted.contains(slot))
         report_.remarks.push_back("the optimizer's " + slot + " is left out: " + optimizer_->name + " has none");

@@ -440,8 +440,11 @@ class DeepSpeedSource : public StoredSource {
       if (!info || !info->directory || buffers_.contains(name) || frozen_.contains(name) || ties_.contains(name))
         continue;
       const auto folder = zero.folder(name);
-      const bool trained = shapes.contains(name) || folder.exists("exp_avg.pt");
-      for (const auto& state : folder.names()) {
+      const auto states = folder.names();
+      const bool trained = shapes.contains(name) || std::any_of(states.begin(), states.end(), [](const auto& state) {
+                             return state.ends_with(".pt") && state != "fp32.pt" && state != "step.pt";
+                           });
+      for (const auto& state : states) {
         if (!state.ends_with(".pt")) continue;
         const auto file = files_.add("zero/" + name + "/" + state);
         const auto one = archive(file);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 
 #include <zero/checkpoint_tools.h>
 
@@ -60,6 +61,26 @@ TEST(CheckpointImport, OfDeepSpeedHasMastersAndStates) {
     expect_tensors(*source, golden(std::string(name) + "/expected.safetensors"));
     EXPECT_EQ(zero::inspect_checkpoint(folder.path(), "t", true).world, 1) << "all hashes are right";
   }
+}
+
+// RMSprop's momentum is in some of its configurations only.
+TEST(CheckpointImport, StatesThatARuleMayHaveAreKept) {
+  const TempFolder folder(TempFolder::On::Memory);
+  const auto copy = folder.path() / "universal";
+  fs::copy(golden("universal-2"), copy, fs::copy_options::recursive);
+  std::vector<fs::path> states;
+  for (const auto& entry : fs::recursive_directory_iterator(copy)) states.push_back(entry.path());
+  for (const auto& path : states) {
+    if (path.filename() == "exp_avg.pt") fs::rename(path, path.parent_path() / "square_avg.pt");
+    if (path.filename() == "exp_avg_sq.pt") fs::rename(path, path.parent_path() / "momentum_buffer.pt");
+  }
+  const auto report = import_checkpoint(copy.string(), folder.path(), "t");
+  EXPECT_EQ(report.optimizer, "RMSprop");
+  EXPECT_EQ(report.states, 16);
+  std::set<std::string> kinds;
+  const auto source = open(folder.path());
+  for (const auto& tensor : source->tensors()) kinds.insert(tensor.kind);
+  EXPECT_TRUE(kinds.contains("opt.square_avg") && kinds.contains("opt.momentum_buffer"));
 }
 
 TEST(CheckpointImport, OfATorchFileHasMastersAndStatesOfZero) {

@@ -23,7 +23,7 @@ from libzero.deepspeed.runtime._loss_scale import DynamicLossScaler, LossScaleCo
 from libzero._native import StepResult
 from libzero.engine import Engine
 from libzero.errors import ConfigError
-from libzero.optimizer import ProgramOptimizer, same_object
+from libzero.optimizer import NUMBERS_OF_RULE, ProgramOptimizer, same_object
 
 __all__ = [
     "BF16_Optimizer",
@@ -210,19 +210,10 @@ def _recipe(config: Mapping[str, Any]) -> str | None:
     return next((name for name in ("fp16", "bf16") if json.loads(config[f"{name}.enabled"]) is True), None)
 
 
-NUMBERS_OF: dict[str, tuple[str, ...]] = {
-    "Adam": ("betas", "eps", "bias_correction"),
-    "AdamW": ("betas", "eps", "bias_correction"),
-    "Lion": ("betas",),
-    "SGD": ("momentum", "dampening", "nesterov"),
-    "Adagrad": ("eps", "lr_decay"),
-    "RMSprop": ("eps", "alpha", "momentum", "centered"),
-    "NAdam": ("betas", "eps", "momentum_decay", "decoupled_weight_decay"),
-    "RAdam": ("betas", "eps", "decoupled_weight_decay"),
-    "Adamax": ("betas", "eps"),
-    "Adadelta": ("eps", "rho"),
-}
-"""What the groups of the configuration's optimizer show besides lr and weight_decay, by its type."""
+def numbers_of(kind: str) -> list[str]:
+    """[local] What the groups of the configuration's optimizer show besides lr and weight_decay, by its type."""
+    numbers = [key for key in NUMBERS_OF_RULE[kind] if key != "weight_decay"]
+    return [*numbers, "bias_correction"] if kind in ("Adam", "AdamW") else numbers
 
 
 def configured(groups: list[dict[str, Any]], config: Mapping[str, Any], block: Mapping[str, Any]) -> Any:
@@ -232,7 +223,7 @@ def configured(groups: list[dict[str, Any]], config: Mapping[str, Any], block: M
     """
     kind = json.loads(config["optimizer.type"])
     on_cpu = json.loads(config["zero_optimization.offload_optimizer.device"]) not in (None, "none")
-    if kind.startswith("Adam"):
+    if kind in ("Adam", "AdamW"):
         decoupled = bool(json.loads(config["optimizer.params.adam_w_mode"]))
         made: Any = DeepSpeedCPUAdam(groups, adamw_mode=decoupled) if on_cpu else FusedAdam(
             groups, adam_w_mode=decoupled

@@ -25,12 +25,12 @@ from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
 from libzero.deepspeed.monitor.monitor import MonitorMaster
 from libzero.deepspeed.ops import EngineOptimizer
 from libzero.deepspeed.runtime.base_optimizer import (
-    NUMBERS_OF,
     DeepSpeedOptimizer,
     ModelParameters,
     client_updates,
     config_updates,
     configured,
+    numbers_of,
     with_own_numbers,
     wrapped,
 )
@@ -277,7 +277,7 @@ class DeepSpeedEngine(torch.nn.Module):
             block = {"type": "SGD", "params": {"lr": 0.0}}  # has no states
             return Updates([], [], block=block), False
         effective = options_of(with_groups(native, 1), self.config).effective()
-        keys = NUMBERS_OF[json.loads(effective["optimizer.type"])]
+        keys = numbers_of(json.loads(effective["optimizer.type"]))
         numbers = {k: json.loads(effective[f"optimizer.params.{k}"]) for k in ("lr", "weight_decay", *keys)}
         if "betas" in numbers:
             numbers["betas"] = tuple(numbers["betas"])
