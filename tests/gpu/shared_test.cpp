@@ -142,6 +142,8 @@ std::string errors_on_gpu(const std::function<void(const std::shared_ptr<Communi
   return errors_of(fork_ranks(
       2,
       [&](int rank) {
+        // libtorch makes its threads again after a fork, at their first use, which two threads must not do at once.
+        at::set_num_threads(at::get_num_threads());
         const auto comm = staged(rank, 2, run);
         const auto device = default_device(*comm);
         require(device.is_cuda() && device.index() == 0, why_no_gpu(*comm));
