@@ -2,8 +2,11 @@
 // shards and one whole parameter, or those whose initializers run in turns and depend on earlier values. Values are
 // bit-identical to an eager build with the same torch::manual_seed.
 #pragma once
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -42,5 +45,12 @@ template <class Make>
 [[deprecated("the options have no part in it: build(make)")]] auto build(const Options&, Make&& make) {
   return build(std::forward<Make>(make));
 }
+
+// A tensor without memory, for the data of a parameter whose values are elsewhere, such as in parts on the ranks. The
+// Engine that takes the parameter calls fill(tensor), which writes all values to a tensor in host memory, of these
+// sizes and dtype. It asks for one parameter at a time, in the order of `place`: fill may be collective if all ranks
+// have the same places. device: as for build(). [local] Until then it cannot be read.
+ZERO_API at::Tensor deferred_values(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device, std::int64_t place,
+                                    std::function<void(const at::Tensor&)> fill);
 
 }  // namespace zero

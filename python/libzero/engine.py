@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from libzero import _native
 from libzero._model import compiled_from, exact_pattern
 from libzero._carried import Carried, decoded, encoded, extra_states, modules_with_extra_state
+from libzero._divided import hand_over
 from libzero._native import Options
 from libzero.config import Config, as_options
 from libzero._updates import Updates, client_updates
@@ -218,6 +219,8 @@ class Engine:
     ) -> None:
         # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
         self._original: torch.nn.Module = compiled_from(model)
+        if isinstance(model, torch.nn.Module):
+            hand_over(self._original)
         settings: dict[str, Any] = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         updates: Updates | None = None
         if optimizer is not None:

@@ -10,6 +10,7 @@ import torch
 from torch._compile import _disable_dynamo
 
 from libzero import _native
+from libzero._divided import is_divided
 from libzero._log import logger
 from libzero.errors import CommError, ConfigError, InternalError, IoError
 
@@ -177,7 +178,7 @@ def _is_deferred(parameter: torch.nn.Parameter) -> bool:
     """It is one of libzero.build() that has no memory yet."""
     # Fake tensors have a type of their own, and refuse to be asked.
     real = type(parameter) is torch.nn.Parameter and not parameter.is_meta
-    if not real or parameter.numel() == 0:
+    if not real or is_divided(parameter) or parameter.numel() == 0:
         return False
     try:
         return parameter.data_ptr() == 0

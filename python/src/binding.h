@@ -28,6 +28,14 @@ void bind_parallel(py::module_& module);
 void bind_moe(py::module_& module);
 void bind_engine(py::module_& module);
 
+// A Python object that is held, and released, where there may be no GIL.
+inline std::shared_ptr<py::object> held_anywhere(const py::object& object) {
+  return {new py::object(object), [](py::object* held) {
+            const py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
 // A C++ object owned by Python. It is destroyed without the GIL, because its destructor may wait for threads that need
 // the GIL. It is destroyed only in the process that created it: a forked child (a DataLoader's worker) has a copy of
 // its memory but not its threads and connections.

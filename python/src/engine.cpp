@@ -436,6 +436,16 @@ void bind_engine(py::module_& module) {
         }
       },
       py::arg("make"), py::arg("device") = py::none());
+  module.def(
+      "deferred_values",
+      [](const at::Tensor& like, const std::vector<std::int64_t>& sizes, std::int64_t place, const py::function& fill) {
+        return zero::deferred_values(sizes, like.scalar_type(), like.device(), place,
+                                     [call = held_anywhere(fill)](const at::Tensor& values) {
+                                       const py::gil_scoped_acquire gil;
+                                       (*call)(values);
+                                     });
+      },
+      py::arg("like"), py::arg("sizes"), py::arg("place"), py::arg("fill"));
 }
 
 }  // namespace libzero

@@ -16,11 +16,7 @@ class PyRule final : public zero::UpdateRule {
  public:
   // rule: its `name`, `states`, `lr` and methods choices(), begin_step(), update(pieces), end_step(). With the GIL.
   explicit PyRule(const py::object& rule)
-      : rule_(new py::object(rule),
-              [](py::object* held) {
-                const py::gil_scoped_acquire gil;
-                delete held;
-              }),
+      : rule_(held_anywhere(rule)),
         name_(rule.attr("name").cast<std::string>()),
         states_(rule.attr("states").cast<std::vector<std::string>>()),
         lr_(rule.attr("lr").cast<double>()) {}

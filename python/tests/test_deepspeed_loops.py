@@ -292,8 +292,10 @@ def test_a_table_may_grow_before_the_engine_and_not_after(stage: int) -> None:
         return torch.tensor([rank, 11, 3, 9 - rank])
 
     models = [grown() for _ in range(RANKS)]
-    plain = copy.deepcopy(models[0])
-    models[1].load_state_dict(plain.state_dict())
+    with deepspeed.zero.GatheredParameters([*models[0].parameters()]):
+        plain = copy.deepcopy(models[0])
+    with deepspeed.zero.GatheredParameters([*models[1].parameters()], modifier_rank=0):
+        models[1].load_state_dict(plain.state_dict())
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3, weight_decay=0.01)
     for _ in range(2):
         optimizer.zero_grad()

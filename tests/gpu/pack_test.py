@@ -275,7 +275,7 @@ class Pack(unittest.TestCase):
         script = f"""
             export LD_LIBRARY_PATH={LOADERS_PATH}
             /pack/bin/overhead_bench --layers 1 --hidden 64 --heads 2 --steps 1 --turn 2 --kernels /out/trace.json --json || exit
-            {PYTHON} -B /tree/bench/kernel_list.py /out/trace.json 2 1.5"""
+            {PYTHON} -B /tree/lab/programs/kernel_list.py /out/trace.json 2 1.5"""
         result = self.run_inside(["/usr/bin/bash", "-c", script], 60)
         self.assertIn('"ratio_of_medians"', result["output"])
         self.assertEqual(result["code"], 1, result["output"])

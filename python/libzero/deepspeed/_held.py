@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
 import torch
+
+from libzero._divided import divide, identify, is_divided
+from libzero.engine import engine_of
 
 
 class ZeroParamType(Enum):
@@ -26,18 +28,30 @@ class ZeroParamStatus(Enum):
     INFLIGHT = 3
 
 
-_ids = itertools.count()
-
-
 def mark(parameters: Iterable[torch.Tensor]) -> None:
     """[local] Gives parameters the attributes that programs know stage 3's by.
 
-    ds_id, ds_shape, ds_numel, ds_status; ds_active_sub_modules, which stays empty.
+    ds_id, ds_shape, ds_numel, ds_status, convert_to_zero_parameters(); ds_persist, which is False, and
+    ds_active_sub_modules, which stays empty.
     """
     for p in parameters:
-        if not hasattr(p, "ds_id"):
-            attributes = {"ds_id": next(_ids), "ds_shape": p.shape, "ds_numel": p.numel()}
-            p.__dict__.update(attributes, ds_status=ZeroParamStatus.NOT_AVAILABLE, ds_active_sub_modules=set())
+        identify(p)
+        if "ds_status" not in p.__dict__:
+            still = {"ds_persist": False, "ds_active_sub_modules": set()}
+            p.__dict__.update(still, ds_status=ZeroParamStatus.NOT_AVAILABLE, convert_to_zero_parameters=_convert)
+
+
+def _convert(param_list: Iterable[torch.nn.Parameter]) -> None:
+    """[collective] Divides parameters over the ranks, by rank 0's values."""
+    mark(param_list)
+    divide_free(param_list)
+
+
+def divide_free(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """[collective] Divides those that no engine holds and that are whole, by rank 0's values."""
+    for p in parameters:
+        if not is_divided(p) and engine_of(p) is None:
+            divide(p)
 
 
 def mark_rounded(parameter: torch.Tensor, dtype: torch.dtype | None) -> None:

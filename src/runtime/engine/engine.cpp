@@ -172,4 +172,9 @@ void lend_generator() { torch_hooks::lend_generator(); }
 void take_generator() { torch_hooks::take_generator(); }
 }  // namespace detail
 
+at::Tensor deferred_values(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device, std::int64_t place,
+                           std::function<void(const at::Tensor&)> fill) {
+  return torch_hooks::deferred_values(sizes, dtype, device, place, std::move(fill));
+}
+
 }  // namespace zero

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <set>
 #include <unordered_map>
@@ -163,7 +164,9 @@ class DeferredTape {
     return value.toTensor().storage().unsafeGetStorageImpl();
   }
   static void fill(c10::StorageImpl* storage, at::Device device) {
-    auto data = c10::GetCPUAllocator()->allocate(storage->nbytes());
+    give(storage, device, c10::GetCPUAllocator()->allocate(storage->nbytes()));
+  }
+  static void give(c10::StorageImpl* storage, at::Device device, c10::DataPtr data) {
     if (device.is_cpu()) return fill_storage(*storage, std::move(data));
     auto* destined = new Destined(storage, device);
     destined->data = std::move(data);
@@ -189,6 +192,23 @@ std::unordered_map<c10::StorageImpl*, std::weak_ptr<DeferredTape>>& living_tapes
   return *instance;
 }
 thread_local std::shared_ptr<DeferredTape> recording;
+
+// The context of a storage whose values others have.
+struct Elsewhere;
+std::unordered_map<c10::StorageImpl*, const Elsewhere*>& living_elsewhere() {
+  static auto* instance = new std::unordered_map<c10::StorageImpl*, const Elsewhere*>;
+  return *instance;
+}
+struct Elsewhere {
+  c10::StorageImpl* const storage;
+  const at::Device device;
+  const std::int64_t place;
+  const std::function<void(const at::Tensor&)> fill;
+  ~Elsewhere() {
+    const std::lock_guard<std::mutex> lock(registry_mutex);
+    living_elsewhere().erase(storage);
+  }
+};
 
 // Whether the tensor gets its values from the tape. What another recording, or an Engine, has without data does not.
 bool waits_for(const DeferredTape& tape, const at::Tensor& tensor) {
@@ -381,7 +401,22 @@ void take_generator() {
 bool is_deferred(const at::Tensor& tensor) {
   if (!has_no_data(tensor)) return false;
   std::lock_guard<std::mutex> lock(registry_mutex);
-  return living_tapes().count(tensor.storage().unsafeGetStorageImpl()) != 0;
+  auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  return living_tapes().contains(storage) || living_elsewhere().contains(storage);
+}
+
+at::Tensor deferred_values(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device, std::int64_t place,
+                           std::function<void(const at::Tensor&)> fill) {
+  auto tensor = without_data(sizes, dtype, c10::Device(c10::kCPU));
+  auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  auto* const elsewhere = new Elsewhere{storage, device, place, std::move(fill)};
+  storage->set_data_ptr_noswap(c10::DataPtr(
+      nullptr, elsewhere, [](void* context) { delete static_cast<Elsewhere*>(context); }, c10::Device(c10::kCPU)));
+  if (storage->nbytes() > 0)
+    guard_storage(*storage, "[Engine] cannot read a parameter that the ranks hold in parts, before an Engine has it");
+  const std::lock_guard<std::mutex> lock(registry_mutex);
+  living_elsewhere()[storage] = elsewhere;
+  return tensor;
 }
 
 at::Device deferred_device(const at::Tensor& tensor) {
@@ -389,6 +424,7 @@ at::Device deferred_device(const at::Tensor& tensor) {
   auto* const storage = tensor.storage().unsafeGetStorageImpl();
   std::lock_guard<std::mutex> lock(registry_mutex);
   if (const auto it = destined_storages().find(storage); it != destined_storages().end()) return it->second->device;
+  if (const auto it = living_elsewhere().find(storage); it != living_elsewhere().end()) return it->second->device;
   const auto it = living_tapes().find(storage);
   const auto tape = it == living_tapes().end() ? nullptr : it->second.lock();
   return tape ? tape->device() : tensor.device();
@@ -412,6 +448,37 @@ std::vector<std::shared_ptr<DeferredTape>> tapes_of(const std::vector<at::Tensor
     if (tape && std::find(tapes.begin(), tapes.end(), tape) == tapes.end()) tapes.push_back(tape);
   }
   return tapes;
+}
+
+// The tensors whose values others have, by place, each storage once.
+std::map<std::int64_t, std::size_t> elsewhere_of(const std::vector<at::Tensor>& tensors, Index& index) {
+  std::map<std::int64_t, std::size_t> places;
+  const std::lock_guard<std::mutex> lock(registry_mutex);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    auto* const storage = tensors[i].storage().unsafeGetStorageImpl();
+    const auto it = living_elsewhere().find(storage);
+    if (it == living_elsewhere().end()) continue;
+    index[storage].push_back(i);
+    places.emplace(it->second->place, i);
+  }
+  return places;
+}
+
+void fill_elsewhere(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  auto* const storage = tensor.storage().unsafeGetStorageImpl();
+  at::Device device = c10::kCPU;
+  std::function<void(const at::Tensor&)> fill;
+  {
+    const std::lock_guard<std::mutex> lock(registry_mutex);
+    const auto* const found = living_elsewhere().at(storage);
+    device = found->device;
+    fill = found->fill;
+  }
+  const auto values = at::empty(tensor.sizes(), tensor.options().device(c10::kCPU));
+  fill(values);
+  auto data = values.storage().unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+  DeferredTape::give(storage, device, std::move(data));
 }
 
 }  // namespace
@@ -450,6 +517,10 @@ void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function
       if (left == 0) finish(storage);
     });
     if (!tape->moved()) set_default_state(tape->state());
+  }
+  for (const auto& [place, i] : elsewhere_of(tensors, index)) {
+    fill_elsewhere(tensors[i]);
+    finish(tensors[i].storage().unsafeGetStorageImpl());
   }
   for (const auto& [storage, parts] : index) {
     if (done.contains(storage)) continue;

@@ -36,15 +36,21 @@ bool is_deferred(const at::Tensor& tensor);
 // Where the values of a tensor that was created in a recording go, also if it has them already; else its device.
 at::Device deferred_device(const at::Tensor& tensor);
 
+// A tensor without data whose values others have, until replay_deferred() calls fill(tensor), which writes all of them.
+// device: where they go, as of deferred_device(). Those of one replay are filled in the order of `place`, one at a
+// time, so that fill() may be collective if all ranks have the same places.
+at::Tensor deferred_values(at::IntArrayRef sizes, at::ScalarType dtype, at::Device device, std::int64_t place,
+                           std::function<void(const at::Tensor&)> fill);
+
 // The initial states of the random number generators of the recordings of `tensors`, as bytes; and their replacement
 // before a replay, so that ranks with different seeds draw the same values. After a replacement, the replay does not
 // change the process's own generator.
 std::string deferred_generators(const std::vector<at::Tensor>& tensors);
 void set_deferred_generators(const std::vector<at::Tensor>& tensors, const std::string& states);
 
-// Replays all recordings that `tensors` belong to. After the last initializer of a tensor, calls finished(i) with its
-// index in `tensors`; the callee takes the data and may free it. Tensors without an initializer are allocated
-// uninitialized, as by torch::empty, and finished last.
+// Replays all recordings that `tensors` belong to, then fills those of deferred_values(). After the last initializer of
+// a tensor, calls finished(i) with its index in `tensors`; the callee takes the data and may free it. Tensors without
+// an initializer are allocated uninitialized, as by torch::empty, and finished last.
 void replay_deferred(const std::vector<at::Tensor>& tensors, const std::function<void(std::size_t)>& finished);
 
 }  // namespace zero::torch_hooks

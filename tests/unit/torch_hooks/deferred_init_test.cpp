@@ -10,7 +10,9 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <memory>
 #include <set>
+#include <stdexcept>
 
 #include "torch_hooks/interception.h"
 
@@ -247,6 +249,39 @@ TEST(DeferredInit, EveryOperatorThatMayReturnAView) {
   for (const auto* const name : {"aten::contiguous", "aten::reshape", "aten::flatten", "aten::ravel", "aten::to",
                                  "aten::t", "aten::view", "aten::resolve_conj", "aten::select"})
     EXPECT_TRUE(tried.contains(name)) << name;
+}
+
+// Of two parameters, whose values others have, and a tied one.
+TEST(DeferredInit, ValuesFromElsewhereAreAskedForByPlace) {
+  const at::NoGradGuard no_grad;
+  std::vector<int> asked;
+  bool fails = true;
+  auto owner = std::make_shared<int>(0);  // of what fill() holds
+  const auto parameter_at = [&](std::int64_t place, double value) {
+    return deferred_values({3, 2}, at::kBFloat16, c10::kCPU, place, [&, place, value, owner](const at::Tensor& values) {
+      if (fails) throw std::runtime_error("a peer is gone");
+      asked.push_back(static_cast<int>(place));
+      values.fill_(value);
+    });
+  };
+  const Tensors made{parameter_at(7, 1.5), parameter_at(2, 2.5)};
+  const Tensors all{made[0], made[0].detach(), made[1], at::ones({2})};
+  EXPECT_TRUE(is_deferred(made[0]) && is_deferred(made[1]) && !is_deferred(all[3]));
+  EXPECT_THROW(made[0].sum().item<float>(), std::exception);
+  EXPECT_THROW(replay_deferred(all, [](std::size_t) {}), std::runtime_error);
+  EXPECT_TRUE(is_deferred(made[0]) && is_deferred(made[1])) << "values are still elsewhere";
+  fails = false;
+  std::vector<std::size_t> finished;
+  replay_deferred(all, [&](std::size_t i) {
+    finished.push_back(i);
+    EXPECT_EQ(asked.size(), i == 2 ? 1U : 2U) << "more than one parameter has its values";
+  });
+  EXPECT_EQ(asked, (std::vector<int>{2, 7}));
+  EXPECT_EQ(finished, (std::vector<std::size_t>{2, 0, 1}));
+  EXPECT_TRUE(made[0].eq(1.5).all().item<bool>() && made[1].eq(2.5).all().item<bool>());
+  EXPECT_EQ(made[0].scalar_type(), at::kBFloat16);
+  EXPECT_FALSE(is_deferred(made[0]));
+  EXPECT_EQ(owner.use_count(), 1) << "fill() is kept after the values are there";
 }
 
 }  // namespace

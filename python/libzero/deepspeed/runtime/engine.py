@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from libzero._carried import Carried, decoded, encoded
+from libzero._divided import cast, hand_over
 from libzero.communicator import default_communicator
 from libzero.compiled import compile as compile_units
 from libzero.deepspeed._held import mark, was_rounded
@@ -113,7 +114,7 @@ def _cast_parameters(model: torch.nn.Module, keep: KeptFp32, recipe: torch.dtype
         )
     for p in model.parameters():
         if p.is_floating_point():
-            p.data = p.data.to(torch.float32 if id(p) in kept else recipe)
+            cast(p, torch.float32 if id(p) in kept else recipe)
 
 
 _HOLDER = "_libzero_engine"
@@ -198,6 +199,9 @@ class DeepSpeedEngine(torch.nn.Module):
         if callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
             optimizer = optimizer(model_parameters if model_parameters is not None else model.parameters())
         native = native_config(config, comm.size)
+        if (recipe := recipe_of(native)) is not None:
+            _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
+        hand_over(compiled_from(self.module))
         self._autocast = TorchAutocast.of(config, self.device.type)
         if isinstance(lr_scheduler, EngineSchedule):
             lr_scheduler.hand_over()  # the optimizer has its own rates again, from which the engine's schedule begins
@@ -219,8 +223,6 @@ class DeepSpeedEngine(torch.nn.Module):
         zero = config.get("zero_optimization")
         if isinstance(zero, Mapping) and isinstance(zero.get("leaf_module"), Mapping):
             apply_zero_leaf_module_config(self.module, zero["leaf_module"])
-        if (recipe := recipe_of(native)) is not None:
-            _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
         self._autocast.mark(compiled_from(self.module))
         if stage_of(native) > 0 and "communication_data_type" not in native:
             native.update(self._autocast.communication(compiled_from(self.module)))

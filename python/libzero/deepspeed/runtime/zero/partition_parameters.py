@@ -10,8 +10,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from libzero._divided import WholeWhereUsed, any_rank, cast, divide, is_divided, make_whole, put_back, send
 from libzero.deepspeed import comm
-from libzero.deepspeed._held import ZeroParamStatus, ZeroParamType, mark, mark_rounded, require_no_model_parallel
+from libzero.deepspeed._held import (
+    ZeroParamStatus,
+    ZeroParamType,
+    divide_free,
+    mark,
+    mark_rounded,
+    require_no_model_parallel,
+)
 from libzero.deepspeed._refuse import module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.runtime.config import KeptFp32, read_config, recipe_of
@@ -43,8 +51,11 @@ class Init:
     before, whose parameters are cast now. remote_device other than the configuration's offload, and groups of some
     ranks, are refused. Starts torch.distributed ([collective]) where nobody has.
 
-    Each rank holds the whole model until deepspeed.initialize() shards it: a notice says so. libzero.build() makes a
-    model without memory.
+    [collective] The ranks hold each parameter in parts, of rank 0's values, from when the next module is made, or the
+    `with` ends. Each rank has `ds_tensor`, its part, and no whole values: numel() is 0 then, `ds_shape` and `ds_numel`
+    are of the whole, and GatheredParameters makes it whole. Within the `with` what reads or writes a parameter gets it
+    whole, as a constructor that initializes its children does; all ranks must do so. A parameter stays whole where
+    something else refers to its memory. The engine takes them over one at a time.
     """
 
     def __init__(
@@ -71,6 +82,9 @@ class Init:
         self._dtype = dtype or recipe_of(settings)
         self._kept = KeptFp32(settings)
         self._made: dict[int, tuple[set[str], torch.nn.Parameter]] = {}  # with all names that they have had
+        self._whole: dict[int, tuple[torch.nn.Module, torch.nn.Parameter]] = {}  # with the module that has them
+        self._used = WholeWhereUsed()
+        self._scope = ExitStack()
         self._hooks: list[Any] = []
         if enabled:
             comm.init_distributed()
@@ -88,22 +102,23 @@ class Init:
                     )
             if param_swapper is not None:
                 raise NotImplementedError("cannot use a param_swapper in zero.Init. Hint: offload_param.device nvme.")
-            cast = f" Parameters become {self._dtype}; libzero.keep_fp32 names those that stay fp32."
-            log_dist_once(
-                "zero.Init: each rank holds the whole model until deepspeed.initialize() shards it. "
-                "libzero.build() makes it without memory." + (cast if self._dtype else ""),
-                ranks=(0,),
-            )
+            if self._dtype:
+                log_dist_once(
+                    f"zero.Init: parameters become {self._dtype}; libzero.keep_fp32 names those that stay fp32.",
+                    ranks=(0,),
+                )
             if module is not None:
                 kept = self._kept.of(module)
                 self._cast(p for p in module.parameters() if id(p) not in kept)
-                mark(module.parameters())
+                parameters = list(module.parameters())
+                mark(parameters)
+                divide_free(parameters)
 
     def _cast(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         for p in parameters:
             if self._dtype is not None and p.dtype in _CAST and p.dtype != self._dtype:
                 mark_rounded(p, self._dtype)
-                p.data = p.data.to(self._dtype)
+                cast(p, self._dtype)
 
     def _make(self, name: str, parameter: torch.nn.Parameter) -> None:
         self._made.setdefault(id(parameter), (set(), parameter))[0].add(name)
@@ -112,15 +127,21 @@ class Init:
         if parameter is not None:
             mark([parameter])
             self._make(name, parameter)
+            # The constructor of another module runs: what is used again until then is gathered again.
+            divide_free([whole for holder, whole in self._whole.values() if holder is not module])
+            self._whole[id(parameter)] = (module, parameter)
+            self._whole = {key: value for key, value in self._whole.items() if not is_divided(value[1])}
 
     def _complete(self, module: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
         # A module that becomes another's is made. Parameters alone are cast, not by a default dtype: that is the
         # buffers' too, and those of rotary positions have to be exact.
         if child is not None:
+            self._used.settle()
             for path, p in child.named_parameters(prefix=name, remove_duplicate=False):
                 self._make(path, p)
                 if not self._kept.may_name(path):
                     self._cast([p])
+            divide_free(child.parameters())
 
     def __enter__(self) -> Init:
         if self.enabled:
@@ -129,13 +150,20 @@ class Init:
                 hooks.register_module_parameter_registration_hook(self._registered),
                 hooks.register_module_module_registration_hook(self._complete),
             ]
+            self._scope.enter_context(self._used)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.enabled:
+            self._scope.close()
             self._hooks.pop().remove()
             self._hooks.pop().remove()
-            self._cast(p for names, p in self._made.values() if not any(self._kept.named(name) for name in names))
+            if kind is None:
+                self._cast(p for names, p in self._made.values() if not any(self._kept.named(name) for name in names))
+                self._whole.clear()
+                divide_free(p for _, p in self._made.values())
             self._made.clear()
 
 
@@ -147,7 +175,8 @@ class GatheredParameters:
     With tensor or expert parallelism a parameter of which ranks have different parts is written by the first rank with
     each part: modifier_rank is 0, another one is a ConfigError.
     Below stage 3 modifier_rank does the same to parameters that an engine holds; without it nothing happens there.
-    Before deepspeed.initialize() parameters are whole anyway, and modifier_rank's values are sent at the end.
+    Before deepspeed.initialize() those of zero.Init are gathered, and divided again at the end: with modifier_rank's
+    values; without it as they were, and RuntimeError on every rank if one of them was written.
     """
 
     def __init__(
@@ -163,6 +192,7 @@ class GatheredParameters:
         self.modifier_rank = modifier_rank
         self._scopes = ExitStack()
         self._waiting: list[torch.nn.Parameter] = []
+        self._divided: dict[int, int] = {}  # of these: the version when they became whole
 
     def __enter__(self) -> None:
         held: dict[Engine, list[torch.nn.Parameter]] = {}
@@ -176,6 +206,10 @@ class GatheredParameters:
             self._expect_whole(engine, mine)
         for engine, mine in held.items():
             self._scopes.enter_context(engine.gathered_parameters(mine, modify=self.modifier_rank is not None))
+        for p in self._waiting:
+            if is_divided(p):
+                make_whole(p)
+                self._divided[id(p)] = p._version
         self._say(ZeroParamStatus.AVAILABLE)
 
     def _expect_whole(self, engine: Engine, mine: list[torch.nn.Parameter]) -> None:
@@ -199,10 +233,25 @@ class GatheredParameters:
                 for p in self.params:
                     # The engine sends rank 0's values itself.
                     if id(p) in waiting or self.modifier_rank != 0:
-                        dist.broadcast(p.detach(), self.modifier_rank)
+                        send(p, self.modifier_rank)
+            self._divide_again(kind is None)
         finally:
             self._say(ZeroParamStatus.NOT_AVAILABLE)
             self._scopes.close()
+
+    def _divide_again(self, complete: bool) -> None:
+        mine = [p for p in self._waiting if id(p) in self._divided]
+        writes = complete and self.modifier_rank is not None
+        written = [p for p in mine if p._version != self._divided[id(p)]] if complete and not writes else []
+        for p in mine:
+            if not writes or not divide(p, rank=None):
+                put_back(p)
+        if mine and complete and not writes and any_rank(bool(written)):
+            shapes = ", ".join(str(list(p.__dict__["ds_shape"])) for p in written) or "none on this rank"
+            raise RuntimeError(
+                f"[GatheredParameters] got modifier_rank=None and parameters that were written (shapes: {shapes}), "
+                "expected a rank whose values all ranks get. Hint: modifier_rank=0."
+            )
 
     def _say(self, status: ZeroParamStatus) -> None:
         for p in self.params:
