@@ -180,6 +180,7 @@ def test_added_parameters_are_divided_by_a_call() -> None:
     held = engine._engine.full_state_dict()["extra"]
     assert torch.equal(held, torch.arange(6.0))
     model.extra.convert_to_zero_parameters([*model.parameters()])  # an engine has them
+    assert not any(is_divided(p) for p in model.parameters())
     assert torch.equal(engine._engine.full_state_dict()["extra"], held)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from libzero._divided import divide, identify, is_divided
-from libzero.engine import engine_of
 
 
 class ZeroParamType(Enum):
@@ -48,9 +47,9 @@ def _convert(param_list: Iterable[torch.nn.Parameter]) -> None:
 
 
 def divide_free(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """[collective] Divides those that no engine holds and that are whole, by rank 0's values."""
+    """[collective] Divides those that are whole, by rank 0's values. An engine refers to the memory of those it has."""
     for p in parameters:
-        if not is_divided(p) and engine_of(p) is None:
+        if not is_divided(p):
             divide(p)
 
 
