@@ -52,5 +52,8 @@ template <class Make>
 // have the same places. device: as for build(). [local] Until then it cannot be read.
 ZERO_API at::Tensor deferred_values(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device, std::int64_t place,
                                     std::function<void(const at::Tensor&)> fill);
+// [local] The data of a parameter until then: of `sizes`, one of which is 0, and the dtype and device of `like`.
+// ConfigError by any operator that reads or writes it.
+ZERO_API at::Tensor divided_parameter(const at::Tensor& like, at::IntArrayRef sizes);
 
 }  // namespace zero

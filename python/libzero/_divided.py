@@ -1,7 +1,8 @@
 """Parameters that the ranks hold in parts before an Engine takes them, as deepspeed.zero.Init makes them.
 
 Attributes of such a parameter, by DeepSpeed's names: ds_tensor, this rank's part, flat, of the same size on every rank;
-ds_shape and ds_numel of the whole; ds_id. Its own memory is empty.
+ds_shape and ds_numel of the whole; ds_id. Itself has no elements, and as many dimensions as the whole: programs group
+parameters by these. What reads or writes it is an error.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from libzero import _native
 
 _ids = itertools.count()
-_DIVIDED = "_zero_version"
-"""The attribute of a parameter that has no values here: its version, which a write changes."""
+_DIVIDED = "_zero_divided"
+"""The attribute of a parameter that has no values here."""
 _OWN_REFERENCES = 2
 """To the memory of one parameter: its own, and that of the Python object that asks."""
 
@@ -120,8 +121,8 @@ def _copied(parameter: torch.Tensor, memo: dict[int, Any]) -> torch.nn.Parameter
 def put_back(parameter: torch.Tensor) -> None:
     """[local] Drops the whole values. The parts stay as they were."""
     with torch._C.DisableTorchFunction():
-        parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
-        parameter.__dict__.update({_DIVIDED: parameter._version, "__deepcopy__": partial(_copied, parameter)})
+        parameter.data = _native.divided_parameter(parameter, [*parameter.__dict__["ds_shape"][:-1], 0])
+        parameter.__dict__.update({_DIVIDED: True, "__deepcopy__": partial(_copied, parameter)})
 
 
 def cast(parameter: torch.Tensor, dtype: torch.dtype) -> None:
@@ -130,7 +131,7 @@ def cast(parameter: torch.Tensor, dtype: torch.dtype) -> None:
         if is_divided(parameter):
             parameter.__dict__["ds_tensor"] = parameter.__dict__["ds_tensor"].to(dtype)
             parameter.data = torch.empty(0, dtype=dtype, device=parameter.device)
-            parameter.__dict__[_DIVIDED] = parameter._version
+            put_back(parameter)
         else:
             parameter.data = parameter.data.to(dtype)
 
@@ -151,7 +152,6 @@ def _gather(part: torch.Tensor, into: torch.Tensor) -> None:
 def make_whole(parameter: torch.Tensor) -> None:
     """[collective] Gives a divided parameter its values."""
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        _expect_unwritten(parameter)
         whole = torch.empty(parameter.__dict__["ds_shape"], dtype=parameter.dtype, device=parameter.device)
         _gather(parameter.__dict__["ds_tensor"], whole)
         parameter.data = whole
@@ -162,24 +162,13 @@ def _forget(parameter: torch.Tensor) -> None:
     del parameter.__dict__[_DIVIDED], parameter.__dict__["__deepcopy__"]
 
 
-def _expect_unwritten(parameter: torch.Tensor) -> None:
-    if parameter._version != parameter.__dict__[_DIVIDED]:
-        shape = list(parameter.__dict__["ds_shape"])
-        raise RuntimeError(
-            f"a parameter of shape {shape} was written while the ranks hold it in parts, which has no effect. "
-            "Hint: with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0)."
-        )
-
-
 def hand_over(module: torch.nn.Module) -> None:
     """[local] Prepares a module for an Engine, which gathers each divided parameter as it takes it ([collective])."""
     for parameter in module.parameters():
         if is_divided(parameter):
-            _expect_unwritten(parameter)
             shape, place = list(parameter.__dict__["ds_shape"]), parameter.__dict__["ds_id"]
             with torch._C.DisableTorchFunction():
                 parameter.data = _native.deferred_values(parameter, shape, place, _giving(parameter))
-                parameter.__dict__[_DIVIDED] = parameter._version
         else:
             parameter.__dict__.pop("ds_tensor", None)
 

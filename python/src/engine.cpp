@@ -437,6 +437,12 @@ void bind_engine(py::module_& module) {
       },
       py::arg("make"), py::arg("device") = py::none());
   module.def(
+      "divided_parameter",
+      [](const at::Tensor& like, const std::vector<std::int64_t>& sizes) {
+        return zero::divided_parameter(like, sizes);
+      },
+      py::arg("like"), py::arg("sizes"));
+  module.def(
       "deferred_values",
       [](const at::Tensor& like, const std::vector<std::int64_t>& sizes, std::int64_t place, const py::function& fill) {
         return zero::deferred_values(sizes, like.scalar_type(), like.device(), place,

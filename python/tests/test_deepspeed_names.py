@@ -848,7 +848,7 @@ def test_linear_layers_of_deepspeed_compute_and_refuse_what_is_not_built() -> No
 
 
 def test_what_is_not_built_says_what_to_use() -> None:
-    from libzero.deepspeed import init_inference, tp_model_init
+    from libzero.deepspeed import init_inference, load_ds_config
     from libzero.deepspeed.module_inject.layers import LinearLayer
     from libzero.deepspeed.runtime.activation_checkpointing.offload_activations import CheckpointHiddenStatesOffload
     from libzero.deepspeed.runtime.sequence_parallel.parallel_state_sp import get_sequence_parallel_group
@@ -858,7 +858,7 @@ def test_what_is_not_built_says_what_to_use() -> None:
 
     for name in (
         init_inference,
-        tp_model_init,
+        load_ds_config,
         LinearLayer,
         CheckpointHiddenStatesOffload,
         get_sequence_parallel_group,

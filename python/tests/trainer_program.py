@@ -1,5 +1,6 @@
 """Programs of Transformers' Trainer, and what programs of other frameworks share. frameworks_program.py runs them."""
 
+import contextlib
 import os
 
 import torch
@@ -101,7 +102,13 @@ def log_of(trainer):
 
 
 def sum_of(model):
-    return sum(float(p.detach().double().abs().sum()) for p in model.parameters())
+    parameters = list(model.parameters())
+    with contextlib.ExitStack() as scope:
+        if any(hasattr(p, "ds_tensor") for p in parameters):  # from_pretrained() makes it for stage 3
+            import deepspeed
+
+            scope.enter_context(deepspeed.zero.GatheredParameters(parameters))
+        return sum(float(p.detach().double().abs().sum()) for p in parameters)
 
 
 BEST = {

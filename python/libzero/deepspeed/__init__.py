@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from libzero.deepspeed import _names, accelerator, checkpoint, comm, moe, monitor, ops, runtime, utils
+from libzero.deepspeed import _names, accelerator, checkpoint, comm, module_inject, moe, monitor, ops, runtime, utils
 from libzero.deepspeed._refuse import AssertedConfigError, module_getattr
 from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.comm import TORCH_DISTRIBUTED_DEFAULT_PORT, init_distributed
 from libzero.deepspeed.git_version_info import git_branch, git_hash
 from libzero.deepspeed.runtime import lr_schedules, zero
 from libzero.deepspeed._held import require_no_model_parallel
+from libzero.deepspeed.module_inject.layers import set_autotp_mode
 from libzero.deepspeed.runtime.activation_checkpointing import checkpointing
 from libzero.deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ModelParameters
 from libzero.deepspeed.runtime.config import DeepSpeedConfigError, read_config
@@ -31,6 +32,10 @@ from libzero.deepspeed.runtime.engine import (
     DeepSpeedEngine,
     DeepSpeedOptimizerCallable,
     DeepSpeedSchedulerCallable,
+)
+from libzero.deepspeed.runtime.tensor_parallel.init_utils import (
+    merge_tp_model_init_into_config,
+    record_tp_model_init_args,
 )
 from libzero.deepspeed.utils import OnDevice, log_dist, logger
 from libzero.muon import muon_groups
@@ -61,11 +66,14 @@ __all__ = [
     "log_dist",
     "logger",
     "lr_schedules",
+    "module_inject",
     "moe",
     "monitor",
     "ops",
     "runtime",
+    "set_autotp_mode",
     "set_optimizer_flags",
+    "tp_model_init",
     "utils",
     "version",
     "zero",
@@ -81,6 +89,20 @@ def set_optimizer_flags(config_class: Any, model: torch.nn.Module) -> None:
         for group in muon_groups(model):
             for parameter in group["params"]:
                 parameter.use_muon = group["use_muon"]
+
+
+def tp_model_init(
+    model: torch.nn.Module, tp_size: int, dtype: torch.dtype, config: Any = None, **words: Any
+) -> torch.nn.Module:
+    """[local] Notes tensor_parallel.autotp_size and the recipe for the next initialize(). Returns the model as it is.
+
+    Which layers are cut is up to the configuration, or made of the model: docs/parallelism.md. tp_group: neighbours.
+    """
+    record_tp_model_init_args(tp_size, dtype, words.pop("tp_group", None))
+    if config is not None or words:
+        given = ", ".join(["config"] * (config is not None) + [*words])
+        log_dist(f"tp_model_init: {given}: no effect, as in DeepSpeed. Hint: initialize(config=).", ranks=[0])
+    return model
 
 
 def initialize(
@@ -121,7 +143,7 @@ def initialize(
     require_no_model_parallel(mpu, "cannot use mpu")
     given = _configuration(args, config if config is not None else config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    found = read_config(given)
+    found = merge_tp_model_init_into_config(read_config(given))
     _log_collectives(found.get("comms_logger"))
     engine = DeepSpeedEngine(
         model,

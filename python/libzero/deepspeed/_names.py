@@ -41,10 +41,8 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         (REFUSED, _PIPELINE): "DualPipeVEngine DualPipeVModule PipelineEngine PipelineModule pipe",
         (REFUSED, _INFERENCE): "DeepSpeedHybridEngine DeepSpeedInferenceConfig InferenceEngine "
         "default_inference_config inference init_inference model_implementations",
-        (REFUSED, _TENSOR): "load_ds_config merge_tp_model_init_into_config record_tp_model_init_args "
-        "set_autotp_mode tp_model_init",
-        (REFUSED, _TRANSFORMER): "DeepSpeedTransformerConfig DeepSpeedTransformerLayer module_inject "
-        "replace_transformer_layer",
+        (REFUSED, _TENSOR): "load_ds_config",
+        (REFUSED, _TRANSFORMER): "DeepSpeedTransformerConfig DeepSpeedTransformerLayer replace_transformer_layer",
         (REFUSED, _MUON): "KV MLA_KV MLA_Q NOT_HEAD_BLOCKED QUERY "
         "resolve_per_head_muon_after_sharding",
         (REFUSED, _COMPILE): "compile",

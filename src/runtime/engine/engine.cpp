@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "engine/state.h"
 #include "torch_hooks/deferred_init.h"
+#include "torch_hooks/divided_parameter.h"
 
 namespace zero {
 
@@ -175,6 +176,10 @@ void take_generator() { torch_hooks::take_generator(); }
 at::Tensor deferred_values(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device device, std::int64_t place,
                            std::function<void(const at::Tensor&)> fill) {
   return torch_hooks::deferred_values(sizes, dtype, device, place, std::move(fill));
+}
+
+at::Tensor divided_parameter(const at::Tensor& like, at::IntArrayRef sizes) {
+  return torch_hooks::divided_parameter(sizes, at::TensorOptions().dtype(like.dtype()).device(like.device()));
 }
 
 }  // namespace zero

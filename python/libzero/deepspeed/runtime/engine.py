@@ -48,6 +48,7 @@ from libzero.deepspeed.runtime.config import (
 )
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
+from libzero.deepspeed.runtime.tensor_parallel import automatic_plan
 from libzero.deepspeed.runtime.torch_autocast import TorchAutocast
 from libzero.deepspeed.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
 from libzero.deepspeed.utils import groups
@@ -115,6 +116,15 @@ def _cast_parameters(model: torch.nn.Module, keep: KeptFp32, recipe: torch.dtype
     for p in model.parameters():
         if p.is_floating_point():
             cast(p, torch.float32 if id(p) in kept else recipe)
+
+
+def _complete_plan(native: dict[str, Any], model: torch.nn.Module) -> None:
+    block = native.get("tensor_parallel")
+    if not isinstance(block, dict) or block.get("preset_model") or block.get("partition_config"):
+        return
+    degree = block.get("autotp_size", 1)
+    if isinstance(degree, int) and degree > 1:
+        native["tensor_parallel"] = {**block, "partition_config": automatic_plan(model)}
 
 
 _HOLDER = "_libzero_engine"
@@ -201,6 +211,7 @@ class DeepSpeedEngine(torch.nn.Module):
         native = native_config(config, comm.size)
         if (recipe := recipe_of(native)) is not None:
             _cast_parameters(compiled_from(self.module), KeptFp32(native), recipe)
+        _complete_plan(native, compiled_from(self.module))
         hand_over(compiled_from(self.module))
         self._autocast = TorchAutocast.of(config, self.device.type)
         if isinstance(lr_scheduler, EngineSchedule):

@@ -1,0 +1,54 @@
+#include "torch_hooks/divided_parameter.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
+#include <c10/util/strides.h>
+#include <zero/errors.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/check.h"
+#include "torch_hooks/interception.h"
+
+namespace zero::torch_hooks {
+namespace {
+
+class Refusal final : public UseListener {
+ public:
+  void before_use(const int* /*tags*/, int /*count*/, const char* op) override {
+    const std::string_view name = op;
+    if (name != "aten::to" && name != "aten::_to_copy" && name != "aten::contiguous") refuse(op, "reads");
+  }
+  void after_use(const int* /*tags*/, int /*count*/) noexcept override {}
+  bool before_write(int /*tag*/, const char* op) override { refuse(op, "writes"); }
+
+ private:
+  [[noreturn]] static void refuse(const char* op, const char* verb) {
+    throw ConfigError(base::join(op, " ", verb,
+                                 " a parameter that the ranks hold in parts. Hint: with "
+                                 "deepspeed.zero.GatheredParameters(parameters), with modifier_rank=0 to write them."));
+  }
+};
+
+}  // namespace
+
+at::Tensor divided_parameter(at::IntArrayRef sizes, at::TensorOptions options) {
+  ZERO_CHECK(c10::multiply_integers(sizes) == 0, "a divided parameter has no elements");
+  static auto* const refusal = new Refusal;
+  // One storage of each kind for all, which stays registered: parameters come and go.
+  static auto* const storages = new std::map<std::pair<at::ScalarType, std::string>, at::Tensor>;
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto& holder = (*storages)[{c10::typeMetaToScalarType(options.dtype()), options.device().str()}];
+  if (!holder.defined()) holder = at::empty({0}, options);
+  auto tensor = at::empty({0}, options);
+  tensor.set_(holder.storage(), 0, sizes, c10::contiguous_strides(sizes));
+  intercept(tensor, refusal, 0);
+  return tensor;
+}
+
+}  // namespace zero::torch_hooks
