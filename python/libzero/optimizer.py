@@ -50,6 +50,14 @@ def _moved(groups: Sequence[Mapping[str, Any]], start: Sequence[Mapping[str, Any
             for group, fixed in zip(groups, start, strict=True)]  # fmt: skip
 
 
+def _set_rate(group: dict[str, Any], rate: float) -> None:
+    """[local] In place where the program has made it a tensor, which it may hold."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
+
+
 _MOVED = "libzero.moved"
 
 
@@ -241,12 +249,14 @@ class ProgramOptimizer(torch.optim.Optimizer):
         self._start = [dict(numbers) for numbers in self._numbers]
         self._engine: Engine | None = None
         self._members: list[list[int]] = []
+        self._listed: list[list[int]] = []
         self._scheduled = False
         self._has_states = False
 
     def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
         """[local] engine: whose updates these are. scheduled: it moves rates."""
         self._engine, self._members, self._scheduled = engine, updates.members, scheduled
+        self._listed = self._parameters()
         if updates.rule is not None:  # the program's optimizer reads all of its numbers at each step
             self._numbers = [{} for _ in self.param_groups]
             self._start = [{} for _ in self.param_groups]
@@ -271,12 +281,23 @@ class ProgramOptimizer(torch.optim.Optimizer):
         self.pull()
         return result
 
+    def _parameters(self) -> list[list[int]]:
+        return [list(map(id, group["params"])) for group in self.param_groups]
+
     def _look_at_groups(self) -> None:
         if len(self.param_groups) != len(self._members):
             raise ConfigError(
                 f"[{self._where}] optimizer.add_param_group: got {len(self.param_groups)} groups, expected the "
                 f"{len(self._members)} that the engine was made with. Hint: add the group before; "
                 "its parameters are not trained while they are frozen with requires_grad_(False)."
+            )
+        if self._parameters() != self._listed:
+            pairs = zip(self._parameters(), self._listed, strict=True)
+            changed = [g for g, (now, then) in enumerate(pairs) if now != then]
+            raise ConfigError(
+                f"[{self._where}] param_groups{changed}: got other parameters than the engine was made with, expected "
+                "the same in the same order. Hint: a group for each set of parameters that is treated in one way, "
+                "whose numbers may change."
             )
 
     def push(self) -> None:
@@ -302,7 +323,7 @@ class ProgramOptimizer(torch.optim.Optimizer):
             return
         for group, members in zip(self.param_groups, self._members, strict=True):
             if members and "lr" in group:
-                group["lr"] = self.engine._groups.param_groups[members[0]]["lr"]
+                _set_rate(group, self.engine._groups.param_groups[members[0]]["lr"])
 
     def kept(self) -> list[dict[str, Any]]:
         """[local] What schedulers keep in the groups, such as initial_lr."""
@@ -333,7 +354,7 @@ class ProgramOptimizer(torch.optim.Optimizer):
         inner._pull()
         for group, members in zip(self.param_groups, self._members, strict=True):
             if members and "lr" in group:
-                group["lr"] = inner.param_groups[members[0]]["lr"]
+                _set_rate(group, inner.param_groups[members[0]]["lr"])
 
     def _pull_unless_set(self) -> None:
         if self._scheduled:
@@ -375,11 +396,11 @@ class ProgramOptimizer(torch.optim.Optimizer):
             )
         if not self._scheduled:
             for group, stored in zip(self.param_groups, state_dict["param_groups"], strict=True):
-                group["lr"] = stored["lr"]
+                _set_rate(group, float(stored["lr"]))
 
     @property
     def train(self) -> Callable[[], None]:
-        """Refused where the program's class has it: such an optimizer (schedule-free) changes parameters."""
+        """[collective] Where the program's class has it: a schedule-free optimizer moves the weights. Between steps."""
         return self._mode("train")
 
     @property
@@ -392,13 +413,17 @@ class ProgramOptimizer(torch.optim.Optimizer):
         if not hasattr(own, name):  # frameworks ask
             raise AttributeError(f"{own.__name__} has no {name}()")
 
-        def refuse() -> None:
-            raise ConfigError(
-                f"[{self._where}] cannot call {own.__name__}.{name}(): it changes parameters, which the engine shards. "
-                "Hint: an optimizer with the same weights in training and evaluation."
-            )
+        def switch() -> None:
+            rule = self.engine._rule
+            if rule is None:
+                raise ConfigError(
+                    f"[{self._where}] cannot call {own.__name__}.{name}(): the engine's own rule updates the "
+                    "parameters. Hint: a subclass with a step() of its own."
+                )
+            self.push()
+            rule.switch(name, self.engine)
 
-        return refuse
+        return switch
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError(

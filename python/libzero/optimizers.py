@@ -23,13 +23,14 @@ from libzero.errors import ConfigError
 
 if TYPE_CHECKING:
     from libzero._native import UpdatePiece
+    from libzero.engine import Engine
 
 __all__ = ["Properties", "probe"]
 
 Make: TypeAlias = Callable[[list[Any]], torch.optim.Optimizer]
 """Makes an optimizer of parameters, or of groups of them."""
 
-Piece: TypeAlias = "UpdatePiece | _Fake"
+Piece: TypeAlias = "UpdatePiece | _Shard"
 
 MOST_STATES = 8
 """Of an element, besides the master: kMaxSlots of the engine."""
@@ -85,6 +86,18 @@ def _numbers_of(values: Mapping[str, Any]) -> dict[str, Any]:
         return isinstance(value, _NUMBER) or (isinstance(value, torch.Tensor) and value.numel() == 1)
 
     return {key: value for key, value in values.items() if key != "params" and plain(value)}
+
+
+def _assign(values: dict[str, Any], numbers: Mapping[str, Any]) -> None:
+    """Copies of the numbers; tensors in place, since a program may hold a rate that it has made one."""
+    for key, value in numbers.items():
+        now = values.get(key)
+        tensors = isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor)
+        if tensors and now.shape == value.shape and now.dtype == value.dtype:  # type: ignore[union-attr]
+            with torch.no_grad():
+                now.copy_(value)  # type: ignore[union-attr]
+        else:
+            values[key] = copy.deepcopy(value)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -150,6 +163,17 @@ def _made(initial: Mapping[str, Any], like: torch.Tensor) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@dataclass
+class _Shard:
+    """A Piece."""
+
+    parameter: str
+    count: int
+    master: torch.Tensor
+    gradient: torch.Tensor | None
+    states: list[torch.Tensor]
+
+
 class ClientRule:
     """A program's optimizer as the engine's update rule; the engine calls begin_step(), update() and end_step().
 
@@ -175,6 +199,9 @@ class ClientRule:
         self.lr = lr
         self._optimizer = optimizer
         self._step = rule_of(type(optimizer).step)  # hooks are for a step of all units
+        self._modes: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+            mode: getattr(type(optimizer), mode) for mode in ("train", "eval") if hasattr(type(optimizer), mode)
+        }
         self._groups = groups
         self._whole = frozenset(whole)
         self._initial = _initial_state(optimizer)
@@ -214,6 +241,32 @@ class ClientRule:
 
     def update(self, pieces: Sequence[Piece]) -> None:
         """Updates masters and states of the pieces in place."""
+        self._call(self._step, pieces)
+
+    def switch(self, mode: str, engine: Engine) -> None:
+        """[collective] The optimizer's own train() or eval(), which move the weights (schedule-free).
+
+        They see each parameter's shard with its states, as step() does. ConfigError for groups of whole parameters.
+        """
+        if self._whole:
+            raise self._error(f"its {mode}() moves whole parameters")
+        self._began, self._ended = self._numbers(), None
+        for name, p in engine._original.named_parameters():
+            if name not in self._groups or not p.requires_grad:
+                continue
+            master = engine.own_parameter_state(name)[1].clone()
+            states = [engine.own_parameter_state(name, state)[1].clone() for state in self.states]
+            if name in self._records and master.numel() > 0:  # others have no states yet
+                self._call(self._modes[mode], [_Shard(name, 2, master, None, states)])
+            for state, values in zip(("master", *self.states), (master, *states), strict=True):
+                engine.set_own_parameter_state(name, state, values)
+        if self._ended is None:
+            self._call(self._modes[mode], [])
+        self._records.update(self._next)
+        self._next = {}
+        self._flags = self._choices_of_groups()
+
+    def _call(self, step: Callable[[torch.optim.Optimizer], Any], pieces: Sequence[Piece]) -> None:
         optimizer, groups = self._optimizer, self._optimizer.param_groups
         if self._ended is not None:
             self._set_numbers(self._began)
@@ -234,7 +287,7 @@ class ClientRule:
             optimizer.state = state
             for group, some in zip(groups, lists, strict=True):
                 group["params"] = some
-            self._step(optimizer)
+            step(optimizer)
         finally:
             optimizer.state = held_state
             for group, all_of_it in zip(groups, held, strict=True):
@@ -285,7 +338,7 @@ class ClientRule:
         for values, now, then in zip(self._holders(), self._numbers(), numbers, strict=True):
             for key in now.keys() - then.keys():
                 del values[key]
-            values.update(copy.deepcopy(then))
+            _assign(values, then)
 
     def _holders(self) -> list[dict[str, Any]]:
         return [*self._optimizer.param_groups, vars(self._optimizer)]
@@ -380,8 +433,8 @@ class ClientRule:
         self._attributes |= groups[-1].keys()
         *found_in_groups, own = copy.deepcopy(groups)
         for values, numbers in zip(self._optimizer.param_groups, found_in_groups, strict=True):
-            values.update({key: value for key, value in numbers.items() if key != "lr"})
-        vars(self._optimizer).update(own)
+            _assign(values, {key: value for key, value in numbers.items() if key != "lr"})
+        _assign(vars(self._optimizer), own)
         self._flags = self._choices_of_groups()
 
     def forget(self) -> None:
@@ -390,7 +443,7 @@ class ClientRule:
         holders = self._holders()
         for i, key in self._counters:
             if key in self._first[i]:
-                holders[i][key] = copy.deepcopy(self._first[i][key])
+                _assign(holders[i], {key: self._first[i][key]})
             else:
                 holders[i].pop(key, None)
         self._flags = self._choices_of_groups()
@@ -405,17 +458,6 @@ _CLOSE = 1e-6
 _MOST_TRIED = 1 << 16
 """Elements of a parameter that are tried."""
 _FAILED = float("inf")
-
-
-@dataclass
-class _Fake:
-    """A piece of a parameter of the probe."""
-
-    parameter: str
-    count: int
-    master: torch.Tensor
-    gradient: torch.Tensor
-    states: list[torch.Tensor]
 
 
 @dataclass
@@ -452,8 +494,11 @@ class _Trial:
 
     def over(self, parameters: Mapping[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
         members = [[p for name, p in parameters.items() if self.names[name][0] == g] for g in range(len(self.groups))]
-        return self.make([{**copy.deepcopy(group.numbers), "params": some} for group, some in
+        made = self.make([{**copy.deepcopy(group.numbers), "params": some} for group, some in
                           zip(self.groups, members, strict=True)])  # fmt: skip
+        if callable(train := getattr(made, "train", None)):  # schedule-free ones refuse step() before
+            train()
+        return made
 
     def joint(self) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, Any]]]:
         """One optimizer of all parameters: their values after the last step, and their states."""
@@ -479,12 +524,12 @@ class _Trial:
             rule.begin_step()
             for name, master in masters.items():
                 if groups[name] in whole:
-                    rule.update([_Fake(name, step + 1, master, gradients[name], held[name])])
+                    rule.update([_Shard(name, step + 1, master, gradients[name], held[name])])
                     continue
                 cut = (master.numel() // 3) // cuts * cuts
                 ends = sorted({0, cut, min(master.numel(), cut + 5 * cuts), master.numel()})
                 flat, gradient, slots = master.view(-1), gradients[name].view(-1), [s.view(-1) for s in held[name]]
-                fakes = [_Fake(name, step + 1, flat[a:b], gradient[a:b].clone(), [s[a:b] for s in slots])
+                fakes = [_Shard(name, step + 1, flat[a:b], gradient[a:b].clone(), [s[a:b] for s in slots])
                          for a, b in zip(ends, ends[1:], strict=False)]  # fmt: skip
                 rule.update(fakes[:2])
                 if len(fakes) > 2:

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from conftest import batch, config, network, nightly, without
 
 import libzero
+from libzero.muon import Muon, muon_groups
 
 O = torch.optim
 MAKE: dict[str, Callable[[Any], O.Optimizer]] = {
@@ -199,18 +201,55 @@ def test_a_parameter_in_no_group_stays_as_it_is() -> None:
             assert torch.equal(engine.unsharded_copy()[0].weight, before)
 
 
-def test_an_optimizer_with_two_modes_is_refused_where_it_would_change_parameters() -> None:
-    class Free(O.SGD):
+def test_an_optimizer_of_whole_parameters_with_two_modes_is_refused() -> None:
+    class Free(Muon):
         def train(self) -> None:
-            raise AssertionError
+            pass
 
         eval = train
 
     model = network()
-    optimizer = Free(model.parameters(), lr=0.1)
-    with libzero.Engine(model, clean(1), optimizer=optimizer):
-        with pytest.raises(libzero.ConfigError, match=r"cannot call Free.eval\(\): it changes parameters"):
+    with libzero.Engine(model, clean(1), optimizer=Free(muon_groups(model))) as engine:
+        optimizer: Any = engine.optimizer
+        with pytest.raises(libzero.ConfigError, match=r"its eval\(\) moves whole parameters"):
             optimizer.eval()
+
+
+def test_a_parameter_that_changes_its_group_is_an_error() -> None:
+    for make in MAKE.values():
+        model = network()
+        first, *others = model.parameters()
+        optimizer = make([{"params": [first]}, {"params": others}])
+        with libzero.Engine(model, clean(1), optimizer=optimizer) as engine:
+            model(batch(0, 0)).square().mean().backward()
+            optimizer.step()
+            optimizer.param_groups[1]["params"].append(optimizer.param_groups[0]["params"].pop())
+            model(batch(0, 1)).square().mean().backward()
+            with pytest.raises(libzero.ConfigError, match=r"param_groups\[0, 1\]: got other parameters than"):
+                optimizer.step()
+            assert engine.global_step == 1
+
+
+def test_a_rate_that_is_a_tensor_stays_the_programs(tmp_path: Path) -> None:
+    rate = torch.tensor(1e-3)
+    for kind in (O.AdamW, O.RMSprop):
+        model = network()
+        optimizer = kind(model.parameters(), lr=rate.clone(), foreach=False)
+        with libzero.Engine(model, clean(1), optimizer=optimizer) as engine:
+            held = optimizer.param_groups[0]["lr"]
+            model(batch(0, 0)).square().mean().backward()
+            optimizer.step()
+            engine.save_checkpoint(tmp_path / kind.__name__, "one")
+            held.fill_(5e-4)
+            model(batch(0, 1)).square().mean().backward()
+            result: Any = optimizer.step()
+            assert result.lr == pytest.approx(5e-4)
+            engine.load_checkpoint(tmp_path / kind.__name__)
+            assert optimizer.param_groups[0]["lr"] is held and float(held) == pytest.approx(1e-3)
+            state = optimizer.state_dict()
+            held.fill_(7e-4)
+            optimizer.load_state_dict(state)
+            assert optimizer.param_groups[0]["lr"] is held
 
 
 def test_clipping_is_the_configurations_if_it_says_so() -> None:

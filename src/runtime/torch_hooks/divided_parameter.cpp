@@ -21,17 +21,13 @@ class Refusal final : public UseListener {
  public:
   void before_use(const int* /*tags*/, int /*count*/, const char* op) override {
     const std::string_view name = op;
-    if (name != "aten::to" && name != "aten::_to_copy" && name != "aten::contiguous") refuse(op, "reads");
+    if (name != "aten::to" && name != "aten::_to_copy" && name != "aten::contiguous")
+      throw ConfigError(base::join(op,
+                                   " needs a parameter that the ranks hold in parts. Hint: with "
+                                   "deepspeed.zero.GatheredParameters(parameters), with modifier_rank=0 to write."));
   }
   void after_use(const int* /*tags*/, int /*count*/) noexcept override {}
-  bool before_write(int /*tag*/, const char* op) override { refuse(op, "writes"); }
-
- private:
-  [[noreturn]] static void refuse(const char* op, const char* verb) {
-    throw ConfigError(base::join(op, " ", verb,
-                                 " a parameter that the ranks hold in parts. Hint: with "
-                                 "deepspeed.zero.GatheredParameters(parameters), with modifier_rank=0 to write them."));
-  }
+  bool before_write(int /*tag*/, const char* /*op*/) override { return true; }  // before_use() follows
 };
 
 }  // namespace
