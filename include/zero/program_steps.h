@@ -1,5 +1,6 @@
 // For a program with a loop of its own: it calls loss.backward() of torch, and decides which step() updates.
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,9 @@ class ZERO_API ProgramSteps {
   // [local] Before a step's first backward(), on all ranks: whether the step ends after the configured number of
   // micro-batches, or when step() is called. ConfigError within a step.
   void count_micro_batches(bool counts);
+  // [local] Before a step's first backward(), on all ranks: from now on gradients are divided by `steps`, and the step
+  // ends when step() is called. ConfigError within a step.
+  void set_accumulation_steps(std::int64_t steps);
   // [local] Before the first backward(), on all ranks: these parameters are never updated, whatever their requires_grad
   // says, and their gradients stay in .grad. Of tied parameters the first name. Other names, as of experts that other
   // ranks run, have no effect.

@@ -413,6 +413,9 @@ void bind_engine(py::module_& module) {
   c.def("count_micro_batches", [](const PyEngine& self, bool counts) {
     self.local([&](zero::Engine& e) { zero::ProgramSteps(e).count_micro_batches(counts); });
   });
+  c.def("set_accumulation_steps", [](const PyEngine& self, std::int64_t steps) {
+    self.local([&](zero::Engine& e) { zero::ProgramSteps(e).set_accumulation_steps(steps); });
+  });
   c.def("leave_out", [](const PyEngine& self, const std::vector<std::string>& names) {
     self.local([&](zero::Engine& e) { zero::ProgramSteps(e).leave_out(names); });
   });

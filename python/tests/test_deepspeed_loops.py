@@ -482,3 +482,54 @@ def test_a_resume_on_another_number_of_ranks_at_another_stage(stage: int, tmp_pa
     for world, first, last, at in ((2, 0, 3, stage), (3, 3, 5, (stage + 1) % 4), (1, 5, 7, (stage + 2) % 4)):
         states = libzero.run_ranks(world, lambda comm: body(comm, first, last, at))  # noqa: B023
     require_close(states[0], plain.state_dict())
+
+
+# ---- a batch that grows ---------------------------------------------------------------------------
+
+
+@every_stage
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_the_batch_may_change_between_updates(of_torch: bool, stage: int) -> None:
+    counts = [2, 4, 4, 1, 3]  # micro-batches of each update; the configuration has 2
+    plain = net(2)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    step = 0
+    for count in counts:
+        optimizer.zero_grad()
+        for _ in range(count):
+            torch.autograd.backward(mean_of(loss_of(plain, rank, step) / count for rank in range(RANKS)))
+            step += 1
+        optimizer.step()
+    models = [net(2) for _ in range(RANKS)]
+
+    def body(comm: libzero.Communicator) -> None:
+        block = {"type": "SGD", "params": {"lr": 0.1}}
+        settings = {**without_optimizer(stage), "optimizer": block, "gradient_clipping": 0.0}
+        settings = {key: value for key, value in settings.items() if key != "train_batch_size"}
+        settings.update(train_micro_batch_size_per_gpu=5, gradient_accumulation_steps=2)
+        engine, *_ = deepspeed.initialize(model=models[comm.rank], config=settings)
+        one, step, samples = 5 * RANKS, 0, 0
+        for number, count in enumerate(counts):
+            engine.set_train_batch_size(count * one)
+            assert engine.get_batch_info() == (count * one, 5, count)
+            for i in range(count):
+                assert engine.is_gradient_accumulation_boundary() == (i == count - 1)
+                loss = loss_of(engine, comm.rank, step)
+                if of_torch:
+                    loss.backward()
+                else:
+                    assert engine.backward(loss) == pytest.approx(loss.item() / count)
+                if count > 1 and i == 0:
+                    with pytest.raises(libzero.ConfigError, match="set_accumulation_steps"):
+                        engine.set_train_batch_size(7 * one)
+                engine.step()
+                step += 1
+            samples += count * one
+            assert engine.global_steps == number + 1 and engine.global_samples == samples and engine.was_step_applied()
+        require_close(state_of(engine), plain.state_dict())
+        with pytest.raises(ValueError, match=f"got {one + 1}, expected a multiple of {one}"):
+            engine.set_train_batch_size(one + 1)
+        engine.set_train_micro_batch_size(10)
+        assert engine.get_batch_info() == (2 * 3 * one, 10, 3)
+
+    libzero.run_ranks(RANKS, body)

@@ -46,7 +46,7 @@ constexpr std::string_view kNoSubGroups = "sub-group sharding is not implemented
 constexpr std::string_view kLayerSpecs = "\"multiple\" of a layer_specs entry decides";
 constexpr std::string_view kWriter = "every rank writes its own bytes through one writer";
 constexpr std::string_view kProfiler = "use `zero bench`";
-constexpr std::string_view kNoService = "no network services";
+constexpr std::string_view kNoService = "only libzero.deepspeed logs to it";
 constexpr std::string_view kModel = "it changes the model";
 
 constexpr Unsupported kUnsupported[] = {

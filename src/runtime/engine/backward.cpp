@@ -157,7 +157,7 @@ double Backward::weight_of(const BackwardOptions& options) const {
 }
 
 void Backward::run_autograd(const at::Tensor& loss, const BackwardOptions& options, double weight) {
-  const double factor = weight * p_.scaler->scale() / static_cast<double>(p_.plan.batch.accumulation);
+  const double factor = weight * p_.scaler->scale() / static_cast<double>(p_.accumulation());
   const auto scaled = factor == 1.0 ? loss : loss.to(at::kFloat) * factor;
   const BackwardScope scope(!p_.plan.device.is_cpu());
   p_.progress.in_backward = true;

@@ -8,6 +8,7 @@
 
 #include <set>
 
+#include "base/check.h"
 #include "base/log.h"
 #include "engine/state.h"
 #include "torch_hooks/deferred_init.h"
@@ -150,6 +151,14 @@ void ProgramSteps::count_micro_batches(bool counts) {
   state_->parts.relay.keeping([&] {
     state_->checks.require_boundary("count_micro_batches");
     state_->parts.program->count_micro_batches(counts);
+  });
+}
+void ProgramSteps::set_accumulation_steps(std::int64_t steps) {
+  if (steps < 1) throw ConfigError(base::join("[Engine] accumulation steps: got ", steps, ", expected at least 1"));
+  state_->parts.relay.keeping([&] {
+    state_->checks.require_boundary("set_accumulation_steps");
+    state_->parts.program->count_micro_batches(false);
+    state_->parts.progress.accumulation = steps;
   });
 }
 void ProgramSteps::leave_out(const std::vector<std::string>& names) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct Progress {
   std::atomic<bool> in_forward{false}, in_backward{false};
   bool backward_since_step = false;
   bool adds_up = false;  // see ProgramSteps::add_up()
+  // By which gradients of a micro-batch are divided, see ProgramSteps::set_accumulation_steps(); none: the plan's.
+  std::optional<std::int64_t> accumulation;
   std::int64_t skipped_steps = 0;
   std::int64_t global_samples = 0;  // of all ranks in all attempted steps
   bool worth_keeping = false;       // a load, an import or the program has set states
@@ -87,6 +90,7 @@ struct Parts {
   ModelBinding& binding() const { return backend->binding; }
   // Between accumulation boundaries this is empty.
   const step::Accumulation& accumulated() const { return program->accumulated(); }
+  std::int64_t accumulation() const { return progress.accumulation.value_or(plan.batch.accumulation); }
 
   const Job& job;
   ErrorRelay& relay;

@@ -103,7 +103,7 @@ at::Tensor ProgramPass::before_gradient(int group, int member, const at::Tensor&
   if (p_.progress.in_backward ? !link_->open : BackwardScope::active()) return {};  // of a backward() of an Engine
   if (bound.gradients.excluded(i) || !torch_hooks::accumulates_into(bound.members[i].tensor)) return {};
   if (!p_.progress.in_backward) begin();
-  return p_.plan.batch.accumulation == 1 ? at::Tensor() : gradient / static_cast<double>(p_.plan.batch.accumulation);
+  return p_.accumulation() == 1 ? at::Tensor() : gradient / static_cast<double>(p_.accumulation());
 }
 
 void ProgramPass::begin() {

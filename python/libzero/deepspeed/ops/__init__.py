@@ -19,8 +19,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     Computes in fp32 whatever the parameters have (fp64 for fp64). States have the names that torch gives them.
     """
 
-    kind: str
-    """The rule's name in a configuration: "Adam"."""
+    kind: str = ""
+    """The engine's name of the rule: "Adam"; "": it has none, and runs this step()."""
     state_names: ClassVar[tuple[str, ...]] = ()
     """The tensors of a parameter's states."""
     takes_sparse: ClassVar[bool] = False
@@ -167,9 +167,9 @@ class SubgroupOptimizer(EngineOptimizer):
         raise NotImplementedError
 
 
-from libzero.deepspeed.ops import adagrad, adam, lion, op_builder  # noqa: E402
+from libzero.deepspeed.ops import adagrad, adam, lamb, lion, op_builder  # noqa: E402
 
-__all__ = ["EngineOptimizer", "Params", "adagrad", "adam", "lion", "op_builder"]
+__all__ = ["EngineOptimizer", "Params", "adagrad", "adam", "lamb", "lion", "op_builder"]
 
 __compatible_ops__ = op_builder.compatible()
 

@@ -261,7 +261,7 @@ def _block_of_ops(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     """The block "optimizer" of one of deepspeed.ops, whose rule the engine has."""
     of = before_engine(optimizer) or type(optimizer)
     own: Any = optimizer
-    if not (issubclass(of, EngineOptimizer) and of.__module__.startswith(EngineOptimizer.__module__)):
+    if not (issubclass(of, EngineOptimizer) and of.__module__.startswith(EngineOptimizer.__module__)) or not own.kind:
         return None
     # The program's argument. The fused classes have 16-bit states without an engine, and fp32 ones with it.
     if not vars(own).get("fp32_optimizer_states", True):

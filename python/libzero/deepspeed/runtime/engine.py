@@ -25,6 +25,7 @@ from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.moe.layer import MoE as DeepSpeedMoE
 from libzero.deepspeed.monitor.monitor import MonitorMaster
 from libzero.deepspeed.ops import EngineOptimizer
+from libzero.deepspeed.runtime._program_optimizer import program_optimizer
 from libzero.deepspeed.runtime.base_optimizer import (
     DeepSpeedOptimizer,
     ModelParameters,
@@ -35,7 +36,6 @@ from libzero.deepspeed.runtime.base_optimizer import (
     with_own_numbers,
     wrapped,
 )
-from libzero.deepspeed.runtime.zero.muon.muon_optimizer import configured_muon, is_muon
 from libzero.deepspeed.runtime.config import (
     KeptFp32,
     gathers_on_save,
@@ -203,6 +203,11 @@ class DeepSpeedEngine(torch.nn.Module):
         self.global_steps = 0
         """Updates so far, skipped ones included."""
         self.micro_steps = 0
+        self._since_update = 0
+        """step() calls since the last one that updated."""
+        self._accumulation: int | None = None
+        self._micro_batch: int | None = None
+        """Those that the program has set, in place of the configuration's."""
         self.global_samples = 0
         self.skipped_steps = 0
 
@@ -276,8 +281,10 @@ class DeepSpeedEngine(torch.nn.Module):
         native: dict[str, Any],
     ) -> tuple[Updates, bool]:
         """And whether the engine trains: without an optimizer it only evaluates."""
-        if optimizer is None and is_muon(native.get("optimizer")):
-            optimizer = configured_muon(native.pop("optimizer"), model_parameters, self.module)
+        if optimizer is None:
+            optimizer = program_optimizer(native.get("optimizer"), model_parameters, self.module)
+            if optimizer is not None:
+                del native["optimizer"]
         if optimizer is not None:
             if "optimizer" in native:
                 logger.warning("the program's optimizer is used, not the block optimizer of the configuration")
@@ -342,7 +349,7 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def _begin_step(self) -> None:
         """[local] Before the first micro-batch of a step: who counts them."""
-        by_program = self._boundary is False or self._inside_no_sync
+        by_program = self._boundary is False or self._inside_no_sync or self._accumulation is not None
         if by_program != self._by_program and not self._counts and self._engine._native.micro_batches() == 0:
             self._engine._native.count_micro_batches(not by_program)
             self._by_program = by_program
@@ -429,6 +436,9 @@ class DeepSpeedEngine(torch.nn.Module):
                 else accumulated * self.train_micro_batch_size_per_gpu() * self.dp_world_size
             )
             self._report()
+            self._since_update = 0
+        else:
+            self._since_update += 1
         self.micro_steps += 1
 
     def _report(self) -> None:
@@ -446,7 +456,7 @@ class DeepSpeedEngine(torch.nn.Module):
         """[local] Whether the next step() updates."""
         if self._boundary is not None:
             return self._boundary
-        return not self._managed or (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+        return not self._managed or self._since_update + 1 >= self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """[local] Whether the next step() updates, from now on: the program counts micro-batches.
@@ -585,19 +595,37 @@ class DeepSpeedEngine(torch.nn.Module):
         """[local] Nothing: between steps no parameter is whole at stage 3 but within GatheredParameters."""
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
-        """[local] Accepts the batch that train_batch_size() gives. NotImplementedError for another one."""
-        self._require_batch("train_batch_size", train_batch_size, self.train_batch_size())
+        """[local] Between updates, on all ranks: changes how many micro-batches make an update.
+
+        ValueError for what is no multiple of a micro-batch of all data-parallel ranks. Not in checkpoints: a program
+        that resumes sets it again.
+        """
+        one = self.train_micro_batch_size_per_gpu() * self.dp_world_size
+        if train_batch_size < one or train_batch_size % one != 0:
+            raise ConfigError(
+                f"[deepspeed] set_train_batch_size: got {train_batch_size}, expected a multiple of {one}: "
+                f"{self.train_micro_batch_size_per_gpu()} samples on each of {self.dp_world_size} ranks"
+            )
+        steps = train_batch_size // one
+        if steps == self.gradient_accumulation_steps():
+            return
+        if not self._managed:
+            raise ConfigError(
+                "[deepspeed] cannot set the batch: managed_gradient_accumulation is false, and every step() updates"
+            )
+        self._engine._native.set_accumulation_steps(steps)
+        self._accumulation, self._by_program = steps, True
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """[local] The same for train_micro_batch_size_per_gpu()."""
-        self._require_batch("train_micro_batch_size_per_gpu", micro_batch_size, self.train_micro_batch_size_per_gpu())
+        """[local] On all ranks: the size that the program's micro-batches have from now on.
 
-    def _require_batch(self, key: str, given: int, own: int) -> None:
-        if given != own:
-            raise NotImplementedError(
-                f"[deepspeed] cannot change {key} from {own} to {given}: a batch that grows is not built. Hint: "
-                "set_gradient_accumulation_boundary() lets the program count micro-batches."
+        train_batch_size() follows; the loader of initialize() keeps its own.
+        """
+        if micro_batch_size < 1:
+            raise ConfigError(
+                f"[deepspeed] set_train_micro_batch_size: got {micro_batch_size}, expected at least 1"
             )
+        self._micro_batch = micro_batch_size
 
     def train_batch_size(self) -> int:
         """[local] Samples of one update over all data-parallel ranks."""
@@ -605,11 +633,11 @@ class DeepSpeedEngine(torch.nn.Module):
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """[local] Samples of a forward."""
-        return self._engine.micro_batch_size
+        return self._micro_batch or self._engine.micro_batch_size
 
     def gradient_accumulation_steps(self) -> int:
         """[local] Micro-batches of one update."""
-        return self._engine.accumulation_steps
+        return self._accumulation or self._engine.accumulation_steps
 
     def get_batch_info(self) -> tuple[int, int, int]:
         """[local] train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps."""
