@@ -31,7 +31,7 @@ def by_formula(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize(("low", "high"), [(0.01, 10.0), (0.5, 0.6), (30.0, 50.0)])
+@pytest.mark.parametrize(("low", "high"), [(0.01, 10.0), (0.1, 0.2), (30.0, 50.0)])
 def test_the_formula(low: float, high: float, inside: bool) -> None:
     torch.manual_seed(3)
     start, gradients = torch.randn(5, 7), [torch.randn(5, 7) for _ in range(STEPS)]
