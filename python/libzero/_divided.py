@@ -1,8 +1,8 @@
 """Parameters that the ranks hold in parts before an Engine takes them, as deepspeed.zero.Init makes them.
 
 Attributes of such a parameter, by DeepSpeed's names: ds_tensor, this rank's part, flat, of the same size on every rank;
-ds_shape and ds_numel of the whole; ds_id. Itself has no elements, and as many dimensions as the whole: programs group
-parameters by these. What reads or writes it is an error.
+ds_shape and ds_numel of the whole; ds_id. Itself has no elements, and as many dimensions as the whole, of size 0:
+programs group parameters by their number. What reads or writes it is an error.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from libzero import _native
 _ids = itertools.count()
 _DIVIDED = "_zero_divided"
 """The attribute of a parameter that has no values here."""
+_KEPT = "_zero_kept"
+_shared: set[int] = set()
+"""The memories that divided parameters have."""
 _OWN_REFERENCES = 2
 """To the memory of one parameter: its own, and that of the Python object that asks."""
 
@@ -68,13 +71,16 @@ def any_rank(mine: bool) -> bool:
 
 def _is_alone(parameter: torch.Tensor) -> bool:
     """[local] Nothing else refers to its memory, such as a view, or another parameter."""
-    count: int = torch._C._storage_Use_Count(parameter.untyped_storage()._cdata)
-    return count <= _OWN_REFERENCES
+    storage = parameter.untyped_storage()
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count <= _OWN_REFERENCES and storage.resizable()  # others' memory, such as of numpy, is not
 
 
 def _has_values(parameter: torch.Tensor) -> bool:
     plain = parameter.layout == torch.strided and not parameter.is_meta and not torch.nn.parameter.is_lazy(parameter)
     if not plain or type(parameter) is not torch.nn.Parameter or parameter.numel() == 0:
+        return False
+    if parameter.untyped_storage().nbytes() < parameter.numel() * parameter.element_size():  # expanded
         return False
     try:
         return parameter.data_ptr() != 0
@@ -82,14 +88,16 @@ def _has_values(parameter: torch.Tensor) -> bool:
         return False
 
 
-def divide(parameter: torch.nn.Parameter, rank: int | None = 0) -> bool:
+def divide(parameter: torch.nn.Parameter, rank: int | None = 0, *, shared: bool = False) -> bool:
     """[collective] Keeps this rank's part of its values, of which those of `rank` are sent to all. Returns whether.
 
-    Not where they cannot be taken away on some rank: what has no memory there, or shares it. rank: None if all ranks
-    have the same values.
+    Not where they cannot be taken away on some rank: what has no memory there, or unless `shared` shares it, and what
+    keep_whole() holds. rank: None if all ranks have the same values.
     """
+    if _KEPT in parameter.__dict__:
+        return False
     with torch._C.DisableTorchFunction(), torch.no_grad():
-        if any_rank(not _has_values(parameter) or not _is_alone(parameter)):
+        if any_rank(not _has_values(parameter) or not (shared or _is_alone(parameter))):
             return False
         identify(parameter)
         if rank is not None:
@@ -111,8 +119,8 @@ def _copied(parameter: torch.Tensor, memo: dict[int, Any]) -> torch.nn.Parameter
     """[local] copy.deepcopy() of one that is divided: another that is."""
     made = torch.nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
     identify(made)
-    names = ("ds_tensor", "ds_shape", "ds_numel")
-    made.__dict__.update({name: copy.deepcopy(parameter.__dict__[name]) for name in names})
+    attributes = {name: value for name, value in parameter.__dict__.items() if name.startswith("ds_")}
+    made.__dict__.update(copy.deepcopy(attributes), ds_id=made.__dict__["ds_id"])
     put_back(made)
     memo[id(parameter)] = made
     return made
@@ -121,7 +129,8 @@ def _copied(parameter: torch.Tensor, memo: dict[int, Any]) -> torch.nn.Parameter
 def put_back(parameter: torch.Tensor) -> None:
     """[local] Drops the whole values. The parts stay as they were."""
     with torch._C.DisableTorchFunction():
-        parameter.data = _native.divided_parameter(parameter, [*parameter.__dict__["ds_shape"][:-1], 0])
+        parameter.data = _native.divided_parameter(parameter, [0] * max(1, len(parameter.__dict__["ds_shape"])))
+        _shared.add(parameter.untyped_storage()._cdata)
         parameter.__dict__.update({_DIVIDED: True, "__deepcopy__": partial(_copied, parameter)})
 
 
@@ -147,6 +156,32 @@ def _gather(part: torch.Tensor, into: torch.Tensor) -> None:
     whole = part.new_empty(part.numel() * _world())
     dist.all_gather_into_tensor(whole, part)
     flat.copy_(whole[: flat.numel()])
+
+
+def made_of_parts(parameter: torch.Tensor) -> bool:
+    """[local] Whether it is torch.nn.Parameter(other) of a divided one, and so has no values and no parts."""
+    with torch._C.DisableTorchFunction():
+        lazy = torch.nn.parameter.is_lazy(parameter) or parameter.is_meta or parameter.layout != torch.strided
+        if lazy or is_divided(parameter) or parameter.numel() > 0:
+            return False
+        return parameter.untyped_storage()._cdata in _shared
+
+
+def keep_whole(parameter: torch.Tensor, keep: bool) -> None:
+    """[local] From now on divide() does not divide it, or does again."""
+    if keep:
+        parameter.__dict__[_KEPT] = True
+    else:
+        parameter.__dict__.pop(_KEPT, None)
+
+
+def differs(parameter: torch.Tensor) -> bool:
+    """[local] Whether the values of one that was made whole are not those that the ranks hold."""
+    part: torch.Tensor = parameter.__dict__["ds_tensor"]
+    begin = len(part) * (dist.get_rank() if _world() > 1 else 0)
+    mine = parameter.detach().reshape(-1)[begin : begin + len(part)]
+    held = part[: len(mine)].to(mine)  # of the dtype that the module has been given since
+    return not torch.equal(mine.view(torch.uint8), held.view(torch.uint8))  # NaN are equal here
 
 
 def make_whole(parameter: torch.Tensor) -> None:
@@ -207,7 +242,8 @@ class WholeWhereUsed(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         words = kwargs or {}
-        found = list(_divided_among([*args, *words.values()]))
+        given = list(_parameters_among([*args, *words.values()]))
+        found = [parameter for parameter in given if is_divided(parameter)]
         if found:
             name = func.__name__
             if name in ("__get__", "__set__"):  # of a property
@@ -215,23 +251,25 @@ class WholeWhereUsed(TorchFunctionMode):
             if name in _READS_SHAPE and args and args[0] is found[0]:
                 return func(torch.empty(found[0].ds_shape, dtype=found[0].dtype, device="meta"), *args[1:], **words)
             if name not in _READS_NO_VALUE:
-                self.settle()
+                self.settle(given)
                 for parameter in found:
                     make_whole(parameter)
                     self._used[id(parameter)] = parameter
         return func(*args, **words)
 
-    def settle(self) -> None:
-        """[collective] Divides what was used."""
+    def settle(self, needed: Iterable[Any] = ()) -> None:
+        """[collective] Divides what was used, but for what is needed now."""
+        keys = {id(parameter) for parameter in needed}
         for key, parameter in list(self._used.items()):
-            if divide(parameter):
+            if key not in keys and divide(parameter):
                 del self._used[key]
 
 
-def _divided_among(values: Iterable[Any]) -> Iterable[Any]:
+def _parameters_among(values: Iterable[Any]) -> Iterable[Any]:
     for value in values:
         if isinstance(value, torch.nn.Parameter):
-            if is_divided(value):
-                yield value
+            yield value
         elif isinstance(value, list | tuple):
-            yield from _divided_among(value)
+            yield from _parameters_among(value)
+        elif isinstance(value, dict):
+            yield from _parameters_among(value.values())

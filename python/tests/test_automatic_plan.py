@@ -117,6 +117,7 @@ LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
         nightly("GPTNeoX", {}, {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h", "lm_head"}),
         nightly("Phi3", {}, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "embed_tokens", "lm_head"}),
         nightly("Mixtral", {"num_local_experts": 2}, {f"{x}_proj" for x in "qkvo"} | {"embed_tokens", "lm_head"}),
+        ("Llama", {"num_key_value_heads": 1}, {"gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"}),
     ],
 )
 def test_a_model_of_transformers_is_cut_by_its_plan(kind: str, more: dict[str, Any], cut: set[str]) -> None:
@@ -130,7 +131,7 @@ def test_another_model_is_cut_at_its_linear_layers(stage: int, degree: int) -> N
 
 
 def test_heads_that_share_keys_stay_together() -> None:
-    specs = automatic_plan(hugging_face("Llama"))["layer_specs"]
+    specs = automatic_plan(hugging_face("Llama"), 2)["layer_specs"]
     multiples = {spec["patterns"][0].split(r"\.")[-2].removeprefix(")?"): spec["multiple"] for spec in specs}
     assert multiples["q_proj"] == multiples["o_proj"] == 2 * multiples["k_proj"] == 2 * multiples["v_proj"] == 16
     assert multiples["up_proj"] == multiples["down_proj"] == multiples["lm_head"] == 1
@@ -140,7 +141,7 @@ def test_layers_stay_whole_beside_one_that_cannot_be_cut() -> None:
     model = hugging_face("Llama")
     for layer in model.model.layers:  # type: ignore[union-attr]
         layer.mlp.up_proj = nn.Sequential(layer.mlp.up_proj)  # type: ignore[union-attr, operator]
-    patterns = " ".join(spec["patterns"][0] for spec in automatic_plan(model)["layer_specs"])
+    patterns = " ".join(spec["patterns"][0] for spec in automatic_plan(model, 2)["layer_specs"])
     assert "q_proj" in patterns and "gate_proj" not in patterns and "down_proj" not in patterns
 
 

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -81,6 +82,54 @@ def test_constructors_see_whole_values(stage: int) -> None:
     assert not any(hasattr(p, "ds_tensor") or is_divided(p) for p in model.parameters())
 
 
+def test_operations_on_whole_and_divided_parameters() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+            nn.init.ones_(self.a.weight)  # whole from now on, the others are divided
+            with torch.no_grad():
+                self.b.weight.copy_(torch.cat([self.a.weight, self.b.weight])[1:4] + self.a.weight @ self.b.weight)
+                self.a.weight.data = self.c.weight.clone()
+                self.a.weight.add_(self.b.weight)
+                self.a.bias.copy_(torch.func.functional_call(self.b, dict(self.c.named_parameters()), torch.ones(3)))
+                self.c.bias.fill_(self.b.weight.contiguous().sum().item())
+            self.table = nn.Parameter(torch.from_numpy(array := numpy.zeros(4, numpy.float32)))
+            array[:] = 3  # the parameter's memory
+            self.expanded = nn.Parameter(torch.ones(1, 3).expand(2, 3))
+
+    def build() -> Mixed:
+        torch.manual_seed(2)
+        return Mixed()
+
+    expected = build()
+    with deepspeed.zero.Init():
+        model = build()
+    assert not is_divided(model.table) and not is_divided(model.expanded) and is_divided(model.c.bias)
+    with Gathered([*model.parameters()]):
+        for (name, p), q in zip(model.named_parameters(), expected.parameters(), strict=True):
+            assert torch.equal(p, q), name
+
+
+def test_a_parameter_of_parts_is_refused_and_others_are_left() -> None:
+    class Parted(nn.Module):
+        def __init__(self, wrong: bool) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 2)
+            self.other = nn.Linear(2, 2)
+            with Gathered(self.inner.weight, modifier_rank=0):
+                self.inner = nn.utils.parametrizations.weight_norm(self.inner)
+            if wrong:
+                self.again = nn.Parameter(self.other.weight)
+
+    with deepspeed.zero.Init():
+        Parted(False)
+        lazy = nn.Sequential(nn.LazyLinear(3))
+        with pytest.raises(RuntimeError, match=r"Parted.again was made of a parameter that the ranks hold in parts"):
+            Parted(True)
+    assert torch.nn.parameter.is_lazy(lazy[0].weight)
+
+
 def test_one_module_is_whole_at_a_time() -> None:
     seen = []
 
@@ -127,6 +176,7 @@ def test_what_reads_or_writes_outside_of_gathered_parameters_is_an_error() -> No
         lambda: outside.weight.data.normal_(),
         lambda: outside(torch.ones(3, 4)),
         lambda: outside.weight.sum(),
+        lambda: nn.functional.pad(outside.bias, (0, 2)),
         lambda: outside.weight.detach().clone(),
         lambda: torch.cat([outside.weight, torch.ones(2, 4)]),
         lambda: outside.bias.tolist() or outside.bias.add(1),
@@ -135,6 +185,8 @@ def test_what_reads_or_writes_outside_of_gathered_parameters_is_an_error() -> No
             use()
     assert outside.weight.ndim == 2 and outside.bias.ndim == 1 and outside.weight.requires_grad
     outside.to("cpu").float().train()
+    outside.bias.data = nn.functional.pad(outside.bias.data, (0, len(outside.weight) - len(outside.bias)))
+    assert is_divided(outside.bias)
     assert "weight" in outside.state_dict() and is_divided(outside.weight)
     reader = model()
     before = reader.weight.ds_tensor.clone()
@@ -150,6 +202,23 @@ def test_what_reads_or_writes_outside_of_gathered_parameters_is_an_error() -> No
         assert reader.weight.ds_status == ZeroParamStatus.AVAILABLE and reader.weight.numel() == 8
         nn.init.zeros_(reader.weight)
     assert reader.weight.numel() == 0 and reader.weight.ds_tensor.eq(0).all()
+    with Gathered(reader.weight, modifier_rank=0):
+        held = reader.weight.data  # refers to the memory at the end
+        held.fill_(3)
+    assert is_divided(reader.weight) and reader.weight.ds_tensor.eq(3).all() and held.eq(3).all()
+    with pytest.raises(RuntimeError, match="parameters that were written"), Gathered(reader.weight):
+        reader.weight.data[0] = 5
+    assert reader.weight.ds_tensor.eq(3).all()
+    reader.bfloat16()
+    with pytest.raises(RuntimeError, match="needs a parameter that the ranks hold in parts"):
+        nn.init.ones_(reader.weight)
+    with Gathered(reader.weight):
+        assert reader.weight.dtype == torch.bfloat16 and reader.weight.eq(3).all()
+    with Gathered(reader.weight, modifier_rank=0):
+        nn.init.constant_(reader.weight, 1 / 3)
+    reader.float().half()
+    with Gathered(reader.weight):  # rounds, which is no write
+        assert reader.weight.dtype == torch.float16
 
 
 def test_a_copy_is_divided_too() -> None:
@@ -226,8 +295,10 @@ def test_ranks_hold_parts_of_rank_0s_values(programs: Programs) -> None:
         with Gathered(position, modifier_rank=2):
             if rank == 2:
                 torch.nn.init.constant_(position, 2.0)
+        model.late = torch.nn.Parameter(torch.full((2,), 1.0 + rank))  # whole, next to divided ones
         engine, *_ = deepspeed.initialize(model=model, config={**config(), "train_batch_size": 3})
         assert engine._engine.parameter_state("position").eq(2.0).all()
+        assert engine._engine.parameter_state("late").eq(1.0).all()
         torch.nn.init.constant_(expected.position, 2.0)
         x = torch.ones(2, 7)
         print("equal", torch.equal(engine(x), expected(x)), flush=True)

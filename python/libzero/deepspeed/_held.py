@@ -34,6 +34,8 @@ def mark(parameters: Iterable[torch.Tensor]) -> None:
     ds_active_sub_modules, which stays empty.
     """
     for p in parameters:
+        if torch.nn.parameter.is_lazy(p):
+            continue
         identify(p)
         if "ds_status" not in p.__dict__:
             still = {"ds_persist": False, "ds_active_sub_modules": set()}

@@ -205,7 +205,8 @@ void adopt_deferred(const Parts& parts, Deferred deferred) {
     take(group, member);
     const auto g = static_cast<std::size_t>(group);
     if (--deferred.missing[g] != 0 || parts.groups[g].axis > 0) return;
-    for (const auto i : deferred.others[g]) take(group, i);
+    for (const auto i : deferred.others[g])
+      adopt(parts, group, i, of_rank_0(comm, parts.binding().group(group).members[i].tensor));
     parts.program->complete_initialisation(group);
   });
   // Ranks have other experts, which are complete at other times.

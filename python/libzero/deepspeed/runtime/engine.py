@@ -124,7 +124,7 @@ def _complete_plan(native: dict[str, Any], model: torch.nn.Module) -> None:
         return
     degree = block.get("autotp_size", 1)
     if isinstance(degree, int) and degree > 1:
-        native["tensor_parallel"] = {**block, "partition_config": automatic_plan(model)}
+        native["tensor_parallel"] = {**block, "partition_config": automatic_plan(model, degree)}
 
 
 _HOLDER = "_libzero_engine"

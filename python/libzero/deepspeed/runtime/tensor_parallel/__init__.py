@@ -26,7 +26,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 """The styles of transformers' plans, in the words of tensor_parallel.partition_config."""
 
 
-def automatic_plan(model: torch.nn.Module) -> dict[str, Any]:
+def automatic_plan(model: torch.nn.Module, degree: int) -> dict[str, Any]:
     """[local] The partition_config of a model: that of its class in transformers, or of its linear layers.
 
     transformers: `_tp_plan`, with which configurations come (base_model_tp_plan). Layers of a module of which the plan
@@ -34,7 +34,7 @@ def automatic_plan(model: torch.nn.Module) -> dict[str, Any]:
     all-gathered, so that what follows sees what it sees without tensor parallelism.
     """
     styles = getattr(model, "_tp_plan", None)
-    specs = list(_of_styles(model, styles)) if isinstance(styles, Mapping) and styles else []
+    specs = list(_of_styles(model, styles, degree)) if isinstance(styles, Mapping) and styles else []
     source = "the model's _tp_plan"
     if not any(spec["partition_type"] != _SKIP for spec in specs):
         specs, source = list(_of_linear_layers(model)), "its torch.nn.Linear, each output all-gathered"
@@ -57,7 +57,7 @@ def _of_linear_layers(model: torch.nn.Module) -> Iterator[dict[str, Any]]:
             yield {"patterns": [re.escape(name) + r"\.weight$"], **_STYLES["colwise_gather_output"]}
 
 
-def _of_styles(model: torch.nn.Module, styles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _of_styles(model: torch.nn.Module, styles: Mapping[str, str], degree: int) -> Iterator[dict[str, Any]]:
     modules = [(f"{name}.weight", module) for name, module in model.named_modules() if name]
     whole: set[str] = set()  # modules of which a layer cannot be cut
     found: dict[str, list[tuple[str, torch.nn.Module]]] = {}
@@ -67,6 +67,8 @@ def _of_styles(model: torch.nn.Module, styles: Mapping[str, str]) -> Iterator[di
         if not found[pattern] and not _is_parameter(model, pattern):
             continue
         if style not in _STYLES or not all(_can_be_cut(style, module) for _, module in found[pattern]):
+            whole.add(pattern.rpartition(".")[0])
+        if any(_groups(model, name, module, style, degree) < degree for name, module in found[pattern]):
             whole.add(pattern.rpartition(".")[0])
     for pattern, style in styles.items():
         parent = pattern.rpartition(".")[0]
@@ -97,17 +99,28 @@ def _can_be_cut(style: str, module: torch.nn.Module) -> bool:
     return type(module) is torch.nn.Linear
 
 
-def _multiple(model: torch.nn.Module, name: str, module: torch.nn.Module, style: str) -> int:
-    """The elements of the heads that share keys and values, which one rank computes."""
-    if not isinstance(module, torch.nn.Linear) or style not in ("colwise", "rowwise"):
-        return 1
+def _size(module: torch.nn.Module, style: str) -> int:
+    """Of the dimension that is cut; 0: of no layer whose outputs or inputs stay divided."""
+    if not isinstance(module, torch.nn.Linear):
+        return 0
+    return {"colwise": module.out_features, "rowwise": module.in_features}.get(style, 0)
+
+
+def _groups(model: torch.nn.Module, name: str, module: torch.nn.Module, style: str, otherwise: int) -> int:
+    """The groups of heads that share keys and values, which are not cut. otherwise: of layers that are no attention."""
+    size = _size(module, style)
     parent = model.get_submodule(name.removesuffix(".weight").rpartition(".")[0])
-    if not hasattr(parent, "head_dim") and "attention" not in type(parent).__name__.lower():
-        return 1
+    if size == 0 or not (hasattr(parent, "head_dim") or "attention" in type(parent).__name__.lower()):
+        return otherwise
     config = getattr(parent, "config", None) or getattr(model, "config", None)
     heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-    size = module.out_features if style == "colwise" else module.in_features
-    return size // heads if isinstance(heads, int) and size % heads == 0 else 1
+    return heads if isinstance(heads, int) and size % heads == 0 else otherwise
+
+
+def _multiple(model: torch.nn.Module, name: str, module: torch.nn.Module, style: str) -> int:
+    """The elements of one group of heads, which one rank computes."""
+    groups = _groups(model, name, module, style, 0)
+    return _size(module, style) // groups if groups else 1
 
 
 __getattr__ = module_getattr("deepspeed.runtime.tensor_parallel")

@@ -10,7 +10,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from libzero._divided import WholeWhereUsed, any_rank, cast, divide, is_divided, make_whole, put_back, send
+from libzero._divided import (
+    WholeWhereUsed,
+    any_rank,
+    cast,
+    differs,
+    divide,
+    is_divided,
+    keep_whole,
+    made_of_parts,
+    make_whole,
+    put_back,
+    send,
+)
 from libzero.deepspeed import comm
 from libzero.deepspeed._held import (
     ZeroParamStatus,
@@ -125,6 +137,12 @@ class Init:
 
     def _registered(self, module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         if parameter is not None:
+            if made_of_parts(parameter):
+                raise RuntimeError(
+                    f"[zero.Init] {type(module).__name__}.{name} was made of a parameter that the ranks hold in parts, "
+                    "and has no values. Hint: torch.nn.Parameter(other.clone()), or make it in "
+                    "deepspeed.zero.GatheredParameters(other)."
+                )
             mark([parameter])
             self._make(name, parameter)
             # The constructor of another module runs: what is used again until then is gathered again.
@@ -163,6 +181,7 @@ class Init:
             if kind is None:
                 self._cast(p for names, p in self._made.values() if not any(self._kept.named(name) for name in names))
                 self._whole.clear()
+                self._used.settle()
                 divide_free(p for _, p in self._made.values())
             self._made.clear()
 
@@ -209,6 +228,7 @@ class GatheredParameters:
         for p in self._waiting:
             if is_divided(p):
                 make_whole(p)
+                keep_whole(p, True)
                 self._divided[id(p)] = p._version
         self._say(ZeroParamStatus.AVAILABLE)
 
@@ -242,9 +262,11 @@ class GatheredParameters:
     def _divide_again(self, complete: bool) -> None:
         mine = [p for p in self._waiting if id(p) in self._divided]
         writes = complete and self.modifier_rank is not None
-        written = [p for p in mine if p._version != self._divided[id(p)]] if complete and not writes else []
+        reads = complete and not writes
+        written = [p for p in mine if p._version != self._divided[id(p)] or differs(p)] if reads else []
         for p in mine:
-            if not writes or not divide(p, rank=None):
+            keep_whole(p, False)
+            if not writes or not divide(p, rank=None, shared=True):
                 put_back(p)
         if mine and complete and not writes and any_rank(bool(written)):
             shapes = ", ".join(str(list(p.__dict__["ds_shape"])) for p in written) or "none on this rank"
