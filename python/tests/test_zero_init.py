@@ -118,6 +118,8 @@ def test_a_parameter_of_parts_is_refused_and_others_are_left() -> None:
             self.inner = nn.Linear(3, 2)
             self.other = nn.Linear(2, 2)
             with Gathered(self.inner.weight, modifier_rank=0):
+                self.same = nn.Sequential(self.inner)
+                assert not is_divided(self.inner.weight) and is_divided(self.inner.bias)
                 self.inner = nn.utils.parametrizations.weight_norm(self.inner)
             if wrong:
                 self.again = nn.Parameter(self.other.weight)
@@ -295,7 +297,7 @@ def test_ranks_hold_parts_of_rank_0s_values(programs: Programs) -> None:
         with Gathered(position, modifier_rank=2):
             if rank == 2:
                 torch.nn.init.constant_(position, 2.0)
-        model.late = torch.nn.Parameter(torch.full((2,), 1.0 + rank))  # whole, next to divided ones
+        model.late = torch.nn.Parameter(torch.full((999,), 1.0 + rank))  # whole, next to divided ones
         engine, *_ = deepspeed.initialize(model=model, config={**config(), "train_batch_size": 3})
         assert engine._engine.parameter_state("position").eq(2.0).all()
         assert engine._engine.parameter_state("late").eq(1.0).all()
