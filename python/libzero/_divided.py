@@ -24,6 +24,7 @@ _ids = itertools.count()
 _DIVIDED = "_zero_divided"
 """The attribute of a parameter that has no values here."""
 _KEPT = "_zero_kept"
+"""The attribute of one that divide() leaves whole."""
 _shared: set[int] = set()
 """The memories that divided parameters have."""
 _OWN_REFERENCES = 2
