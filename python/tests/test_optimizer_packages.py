@@ -19,7 +19,7 @@ from libzero.optimizers import Properties, probe
 pytestmark = pytest.mark.nightly
 INSTALLED = REPOSITORY / ".deps" / "frameworks" / "site-packages"
 PACKAGES = ("pytorch_optimizer", "prodigyopt", "lion_pytorch", "optimi", "bitsandbytes.optim")
-STEPS = 12
+STEPS = 6
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_every_class_trains_as_in_a_plain_loop_or_is_refused(package: str) -> No
 def differs(kind: Any, base: torch.nn.Module, expected: list[float], properties: Properties) -> str | None:
     """What is not as in the plain loop."""
     hashes = set()
-    for stage in (0, 1, 3):
+    for stage in (0, 3):
         try:
             losses, digest = sharded(kind, base, stage)
         except libzero.ConfigError as fault:
