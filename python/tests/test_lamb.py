@@ -115,6 +115,8 @@ def test_what_it_does_not_take_is_said() -> None:
 
     refused({"type": "Lamb", "params": {"lr": 1.0, "max_coef": 1}}, r"params.max_coef: unknown key for type Lamb\.")
     refused({"type": "Rprop", "params": {"etas": [2.0, 1.0]}}, "optimizer.params: Rprop refused them: .*eta")
+    refused({"type": "Lamb", "parms": {}}, "optimizer.parms: unknown key")
+    refused({"type": "Muon", "parms": {}}, "optimizer.parms: unknown key")
     refused({"type": "LBFGS", "params": {"lr": 1.0}}, "closure")
     refused({"type": "OneBitAdam", "params": {"lr": 1.0}}, "OneBitAdam")
     refused({"type": "Optimist", "params": {"lr": 1.0}}, "Optimist")

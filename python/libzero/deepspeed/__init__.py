@@ -123,9 +123,9 @@ def initialize(
     """[collective] Makes the engine of a model. Returns it, its optimizer, the loader of training_data, the scheduler.
 
     model: moved to the rank's device; the engine takes its parameters over (libzero.Engine).
-    optimizer: Adam, AdamW, SGD or Adagrad of torch.optim, one of deepspeed.ops, or a callable of the parameters that
-        returns one; its groups and numbers are taken over. None: the configuration's, over model_parameters
-        (parameters or groups; None: all). Without both the engine only evaluates.
+    optimizer: any of torch (docs/optimizers.md), or a callable of the parameters that returns one; its groups drive the
+        updates. None: the configuration's, over model_parameters (parameters or groups; None: all). Without both the
+        engine only evaluates.
     lr_scheduler: an object whose step() follows each update, or a callable of the optimizer that returns one. None:
         the configuration's.
     training_data: a map-style or iterable dataset; see DeepSpeedDataLoader.

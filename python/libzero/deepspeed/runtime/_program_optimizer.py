@@ -13,6 +13,9 @@ from libzero.deepspeed.runtime.zero.muon.muon_optimizer import configured_muon, 
 from libzero.errors import ConfigError
 from libzero.optimizer import NUMBERS_OF_RULE
 
+_KEYS = ("type", "params", "legacy_fusion")
+"""Of the block; legacy_fusion has no effect."""
+
 
 def program_optimizer(
     block: Any, given: Iterable[Any] | None, model: torch.nn.Module
@@ -26,11 +29,13 @@ def program_optimizer(
     if not isinstance(name, str):
         return None
     if is_muon(block):
+        _expect_keys(block)
         return configured_muon(block, given, model)
     known = FusedLamb if name.lower() == "lamb" else getattr(torch.optim, name, None)
     built_in = {each.lower() for each in NUMBERS_OF_RULE}
     if name.lower() in built_in or not isinstance(known, type) or not issubclass(known, torch.optim.Optimizer):
         return None
+    _expect_keys(block)
     params = dict(block.get("params") or {})
     taken = [word for word in inspect.signature(known.__init__).parameters if word not in ("self", "params")]
     unknown = [key for key in params if key not in taken]
@@ -44,3 +49,9 @@ def program_optimizer(
         return known(over, **params)
     except (TypeError, ValueError) as fault:
         raise ConfigError(f"[deepspeed] optimizer.params: {name} refused them: {fault}") from fault
+
+
+def _expect_keys(block: Mapping[str, Any]) -> None:
+    unknown = [key for key in block if key not in _KEYS]
+    if unknown:
+        raise ConfigError("\n".join(f"[deepspeed] optimizer.{key}: unknown key" for key in unknown))
