@@ -131,6 +131,24 @@ def autocast_of_some():
     return seen
 
 
+def narrow_states():
+    """No fp32 masters, with states in bf16 or fp32. Rounding to the nearest is DeepSpeed's, which ignores "libzero"."""
+    masters = {"enabled": True, "bf16_master_weights_and_grads": True}
+    both = {**masters, "bf16_optimizer_states": True}
+    nearest = {"libzero": {"stochastic_rounding": False}}
+    seen = {}
+    for stage in (1, 2, 3):
+        seen[f"both at {stage}"] = train(start(stage, bf16=both, **nearest), 5)
+        offload = {"stage": stage, "offload_optimizer": {"device": "cpu"}}
+        seen[f"masters at {stage}"] = train(start(stage, bf16=masters, zero_optimization=offload, **nearest), 5)
+    for wrong in ({"enabled": True, "bf16_optimizer_states": True},):
+        try:
+            start(1, bf16=wrong)
+        except (AssertionError, ValueError) as error:
+            seen["refused"] = isinstance(error, AssertionError)
+    return seen
+
+
 def accumulation():
     return {str(stage): train(start(stage, gradient_accumulation_steps=2), 6) for stage in (1, 2, 3)}
 
@@ -467,7 +485,7 @@ def experts():
 
 CASES = [
     stages, bf16, autocast, autocast_of_some, accumulation, boundary, schedules, free_schedules, client_objects,
-    overflow, checkpoint, loader, whole_parameters, sizes, experts, expert_groups, signatures,
+    overflow, checkpoint, loader, whole_parameters, narrow_states, sizes, experts, expert_groups, signatures,
 ]  # fmt: skip
 
 

@@ -198,9 +198,6 @@ def test_what_has_no_rule_is_refused_and_an_engine_updates_alone() -> None:
     settings = config(1)
     del settings["optimizer"]
     model = network()
-    narrow = DeepSpeedCPUAdam(model.parameters(), fp32_optimizer_states=False)
-    with pytest.raises(NotImplementedError, match="fp32_optimizer_states=False is not built"):
-        deepspeed.initialize(model=model, optimizer=narrow, config=settings)
     optimizer = DeepSpeedCPUAdam(model.parameters())
     engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     with pytest.raises(NotImplementedError, match=r"DeepSpeedCPUAdam.step\(\): the engine updates"):
@@ -208,6 +205,23 @@ def test_what_has_no_rule_is_refused_and_an_engine_updates_alone() -> None:
     with pytest.raises(NotImplementedError, match="step_subgroup: the engine updates"):
         optimizer.step_subgroup(0)
     engine.destroy()
+
+
+@pytest.mark.parametrize("make", [DeepSpeedCPUAdam, DeepSpeedCPULion])
+def test_states_have_the_dtype_of_the_masters(make: Any) -> None:
+    """With fp32_optimizer_states=False: bf16 with bf16_master_weights_and_grads, else fp32, as in DeepSpeed."""
+    masters = {"enabled": True, "bf16_master_weights_and_grads": True}
+    bytes_of = {}
+    for narrow in (True, False):
+        for block in (masters, {"enabled": True}):
+            settings = {key: value for key, value in config(2).items() if key != "optimizer"}
+            model = network()
+            optimizer = make(model.parameters(), fp32_optimizer_states=not narrow)
+            engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config={**settings, "bf16": block})
+            held = {(tier, purpose): now for tier, purpose, now, _ in engine._engine.memory().rows}
+            bytes_of[narrow, len(block)] = held["device", "optimizer states"]
+            engine.destroy()
+    assert bytes_of[True, 2] * 2 == bytes_of[False, 2] == bytes_of[True, 1] == bytes_of[False, 1] > 0
 
 
 @pytest.mark.parametrize("name", PAIRS)

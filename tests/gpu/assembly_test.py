@@ -237,10 +237,15 @@ def faults_of(text):
                 wrong(name, f"got {got} loads of 128 and 64 bits, expected at least {expected}")
             one_of(rf"elements_kernel.*{body}E")
         for rule, slots in SLOTS.items():
-            name, code = one_of(rf"update_kernel.*{rule}")
+            name, code = one_of(rf"update_kernelINS\d_{rule}")
             got = wide_loads(code)
             if got[0] < slots + 2 or got[1] < 1:
                 wrong(name, f"got {got} loads of 128 and 64 bits, expected at least {slots + 2} and 1")
+            # Of masters and states in 16 bits: the dtype of each is known when the kernel runs.
+            narrow, narrow_code = one_of(rf"update_kernelINS\d_6NarrowINS\d_{rule}")
+            got = wide_loads(narrow_code)
+            if min(got) < slots + 2:
+                wrong(narrow, f"got {got} loads of 128 and 64 bits, expected at least {slots + 2} of both")
             for line in sorted(early_reads(code, slots + 2)):
                 wrong(name, line)
         name, code = one_of("square_pieces_kernel")
@@ -310,7 +315,7 @@ class PlantedFaults(unittest.TestCase):
         def narrow(width):
             return lambda line, one, row: [line.replace(f"LDG.E{width}", "LDG.E")]
         for width in (".128", ".64"):
-            for kernel in ("quads_kernel.*5Scale", "quads_kernel.*8SumParts", "update_kernel.*4AdamILb1ELb0E"):
+            for kernel in ("quads_kernel.*5Scale", "quads_kernel.*8SumParts", r"update_kernelINS\d_4AdamILb1ELb0E"):
                 self.expect(self.planted(kernel, narrow(width)), "loads of 128 and 64 bits, expected at least")
 
     # After the seventh load of a row, its result is used.
@@ -325,7 +330,7 @@ class PlantedFaults(unittest.TestCase):
         def use(line, one, row):
             return [line, f"        /*{one.at:04x}*/  FMUL R0, {one.target}, R0 ;"] if ".128" in one.opcode else [line]
         for rule, slots in SLOTS.items():
-            self.expect(self.planted(f"update_kernel.*{rule}", use), f"read after 1 of {slots + 2} loads: ")
+            self.expect(self.planted(rf"update_kernelINS\d_{rule}", use), f"read after 1 of {slots + 2} loads: ")
 
     def test_a_loop_that_loads_one_by_one(self):
         def one_load(line, one, row):

@@ -112,16 +112,11 @@ class DeviceKernels final : public Kernels {
     std::vector<kernels::SizedRange> there;
     const auto copy = [&](const void* host, std::size_t size) { return copies.emplace_back(host, size).data(); };
     for (const auto& [range, numel] : ranges) {
-      const auto floats = [&, numel = numel](float* host) {
-        return static_cast<float*>(copy(host, bytes(Dtype::F32, numel)));
-      };
-      there.push_back({{floats(range.master),
-                        {floats(range.slots[0]), floats(range.slots[1]), floats(range.slots[2])},
-                        copy(range.gradient, bytes(range.gradient_dtype, numel)),
-                        range.gradient_dtype,
-                        copy(range.parameter, bytes(range.parameter_dtype, numel)),
-                        range.parameter_dtype},
-                       numel});
+      auto& reached = there.emplace_back(kernels::SizedRange{range, numel}).range;
+      reached.master = copy(range.master, bytes(range.master_dtype, numel));
+      for (auto& slot : reached.slots) slot = copy(slot, bytes(range.slot_dtype, numel));
+      reached.gradient = copy(range.gradient, bytes(range.gradient_dtype, numel));
+      reached.parameter = copy(range.parameter, bytes(range.parameter_dtype, numel));
     }
     Memory::done(launch(there.data(), static_cast<int>(there.size())));
     for (const auto& each : copies) each.bring_back();

@@ -96,10 +96,14 @@ int update(Place, const kernels::UpdateConstants* constants, float factor, const
   return cuda::with_rule(*constants, [&](const auto& algorithm) {
     for (const auto* sized = ranges; sized != ranges + count; ++sized) {
       const auto& range = sized->range;
-      bool all = aligned(range.master, Dtype::F32) && aligned(range.gradient, range.gradient_dtype) &&
+      bool all = aligned(range.master, range.master_dtype) && aligned(range.gradient, range.gradient_dtype) &&
                  (range.parameter == nullptr || aligned(range.parameter, range.parameter_dtype));
-      for (const auto* slot : range.slots) all = all && aligned(slot, Dtype::F32);
-      run(cuda::Update<std::decay_t<decltype(algorithm)>>{algorithm, range, factor}, sized->numel, all);
+      for (const auto* slot : range.slots) all = all && aligned(slot, range.slot_dtype);
+      using Algorithm = std::decay_t<decltype(algorithm)>;
+      if (range.is_fp32())
+        run(cuda::Update<Algorithm>{algorithm, range, factor}, sized->numel, all);
+      else
+        run(cuda::Update<cuda::Narrow<Algorithm>>{cuda::Narrow<Algorithm>(algorithm), range, factor}, sized->numel, all);
     }
     return 0;
   });

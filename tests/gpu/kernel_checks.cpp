@@ -256,6 +256,48 @@ void check_non_finite(Kernels& kernels) {
   }
 }
 
+// Masters and states in 16 bits, rounded to the nearest and stochastically.
+void check_narrow_updates(Kernels& kernels) {
+  unsigned seed = 900;
+  for (int number = 0; number <= static_cast<int>(Rule::Adadelta); ++number) {
+    const auto c = constants_of(static_cast<Rule>(number), 0);
+    for (const auto master_dtype : kDtypes)
+      for (const auto slot_dtype : {Dtype::F32, Dtype::BF16})
+        for (const std::uint64_t key : {std::uint64_t{0}, std::uint64_t{0x1234567890abcdefu}})
+          for (const auto& [numel, shift] : {std::pair{1, 0}, {1027, 0}, {1026, 1}, {66000, 0}}) {
+            Array gradient(Dtype::BF16, numel, shift), master(master_dtype, numel, shift), m(slot_dtype, numel, shift),
+                v(slot_dtype, numel, shift), w(slot_dtype, numel, shift), parameter(Dtype::BF16, numel, shift);
+            fill_near(gradient, ++seed, 30.0f);
+            fill_near(master, ++seed, 0.02f);
+            for (auto* slot : {&m, &v, &w}) fill_near(*slot, ++seed, 1e-3f);
+            Array master2(master), m2(m), v2(v), w2(w), parameter2(parameter);
+            const auto range_of = [&](Array& p, Array& a, Array& b, Array& d, Array& copy) {
+              return kernels::UpdateRange{.master = p.data(),
+                                          .slots = {a.data(), b.data(), d.data()},
+                                          .gradient = gradient.data(),
+                                          .gradient_dtype = Dtype::BF16,
+                                          .parameter = copy.data(),
+                                          .parameter_dtype = Dtype::BF16,
+                                          .master_dtype = master_dtype,
+                                          .slot_dtype = slot_dtype,
+                                          .key = key,
+                                          .first_element = 4711};
+            };
+            const float factor = 1.0f / 1024 * 0.731f;
+            kernels.update(c, factor, {{range_of(master, m, v, w, parameter), numel}});
+            kernels::update_range(c, range_of(master2, m2, v2, w2, parameter2), factor, 0, numel);
+            const auto what = "rule " + std::to_string(number) + ", key " + std::to_string(key) + ", " +
+                              text_of(master_dtype, slot_dtype, numel, shift);
+            expect_same(master, master2, "master, " + what);
+            expect_same(m, m2, "first slot, " + what);
+            expect_same(v, v2, "second slot, " + what);
+            expect_same(w, w2, "third slot, " + what);
+            expect_same(parameter, parameter2, "copy, " + what);
+            if (testing::Test::HasFailure()) return;
+          }
+  }
+}
+
 void check_updates(Kernels& kernels) {
   unsigned seed = 400;
   for (int number = 0; number <= static_cast<int>(Rule::Adadelta); ++number) {
@@ -299,6 +341,7 @@ void check_updates(Kernels& kernels) {
       }
     }
   }
+  check_narrow_updates(kernels);
   // More ranges than one launch takes, some without elements, some not aligned for quads.
   const auto c = constants_of(Rule::AdamDecoupled, 0);
   std::vector<Array> all;

@@ -291,12 +291,11 @@ void expect_updates(Rule rule, const std::string& name) {
   ranges[1].numel = kNumels[5];
   ranges[299].numel = kNumels[6];
   // Each is enough to be updated element by element; slots only if the rule has them.
-  ranges[20].range.master += 1;
+  const auto move = [](void*& data) { data = static_cast<float*>(data) + 1; };
+  move(ranges[20].range.master);
   ranges[21].range.gradient = address(3, 2);
   ranges[22].range.parameter = address(4, 2);
-  ranges[23].range.slots[0] += 1;
-  ranges[24].range.slots[1] += 1;
-  ranges[25].range.slots[2] += 1;
+  for (const int slot : {0, 1, 2}) move(ranges[static_cast<std::size_t>(23 + slot)].range.slots[slot]);
   const auto aligned = [](std::size_t r) {
     return !((r >= 20 && r <= 22) || (r == 23 && Algorithm::kSlots > 0) || (r == 24 && Algorithm::kSlots > 1) ||
              (r == 25 && Algorithm::kSlots > 2));

@@ -468,14 +468,13 @@ int first_non_finite(cuda::Place place, const void* in, kernels::Dtype dtype, st
 std::vector<kernels::SizedRange> reach(const kernels::SizedRange* ranges, int count, std::vector<Access>& accesses) {
   std::vector<kernels::SizedRange> reached(ranges, ranges + count);
   for (auto& [range, numel] : reached) {
-    const auto fp32 = bytes(kernels::Dtype::F32, numel);
-    accesses.push_back(Machine::writes(range.master, fp32));
+    accesses.push_back(Machine::writes(range.master, bytes(range.master_dtype, numel)));
     accesses.push_back(Machine::reads(range.gradient, bytes(range.gradient_dtype, numel)));
     range.master = reach(range.master);
     range.gradient = reach(range.gradient);
     for (auto*& slot : range.slots)
       if (slot != nullptr) {
-        accesses.push_back(Machine::writes(slot, fp32));
+        accesses.push_back(Machine::writes(slot, bytes(range.slot_dtype, numel)));
         slot = reach(slot);
       }
     if (range.parameter != nullptr)

@@ -13,8 +13,8 @@ std::string json_of(const Training& s) {
       << R"(, "zero_optimization": {"stage": )" << s.stage;
   if (s.stage == 3) out << R"(, "stage3_prefetch_bucket_size": )" << (s.prefetch ? 50000000 : 0);
   out << s.zero << "}";
-  if (s.recipe == "bf16") out << R"(, "bf16": {"enabled": true})";
-  if (s.recipe == "fp16") out << R"(, "fp16": {"enabled": true, "initial_scale_power": 10})";
+  if (s.recipe == "bf16") out << R"(, "bf16": {"enabled": true)" << s.block << "}";
+  if (s.recipe == "fp16") out << R"(, "fp16": {"enabled": true, "initial_scale_power": 10)" << s.block << "}";
   out << s.extra << "}";
   return out.str();
 }

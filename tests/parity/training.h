@@ -30,6 +30,7 @@ struct Training {
   at::Device device = at::kCPU;
   std::string extra{};  // further top-level keys, each with a leading comma
   std::string zero{};   // the same, of zero_optimization
+  std::string block{};  // the same, of bf16 or fp16
 };
 
 std::string json_of(const Training& setup);

@@ -52,8 +52,12 @@ Condition condition_of(const Document& document, When when) {
     case When::Bf16:
       return {"bf16", unless(is_on("bf16.enabled"), "bf16 is not enabled")};
     case When::SixteenBit:
-      return {"16 bits",
-              unless(is_on("fp16.enabled") || is_on("bf16.enabled"), "neither bf16 nor fp16 is enabled")};
+      return {"16 bits", unless(is_on("fp16.enabled") || is_on("bf16.enabled"), "neither bf16 nor fp16 is enabled")};
+    case When::NarrowStates:
+      return {"16-bit states",
+              unless(is_on("bf16.bf16_master_weights_and_grads") || is_on("fp16.fp16_master_weights_and_grads") ||
+                         value("optimizer.params.state_bits") == "16",
+                     "masters and optimizer states are fp32")};
     case When::TensorBoard:
       return {"tensorboard", unless(is_on("tensorboard.enabled"), "tensorboard is off")};
     case When::CsvMonitor:

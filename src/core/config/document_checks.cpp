@@ -265,7 +265,14 @@ class Checker {
       conflict("data_types.param_dtype", "got " + param + ", expected " + enabled + ", the precision that is enabled",
                "leave it out, or enable the precision it names", {"fp16.enabled", "bf16.enabled"});
     if (on("bf16.bf16_optimizer_states") && !on("bf16.bf16_master_weights_and_grads"))
-      conflict("bf16.bf16_optimizer_states", "got true without bf16_master_weights_and_grads", "set both, or none");
+      conflict("bf16.bf16_optimizer_states", "got true without bf16_master_weights_and_grads",
+               "set both, or optimizer.params.state_bits 16, which keeps fp32 masters");
+    if (const auto bits = value("optimizer.params.state_bits"); bits != "32" && bits != "16")
+      conflict("optimizer.params.state_bits", "got " + bits + ", expected 32 or 16", "16 stores them in bf16");
+    if (fp16 && on("fp16.fp16_master_weights_and_grads") && !on("optimizer.params.fp32_optimizer_states"))
+      conflict("optimizer.params.fp32_optimizer_states", "got false with fp16 masters, expected true",
+               "squares of gradients need more range than fp16 has: leave it out, or set state_bits 16 (bf16)",
+               {"fp16.fp16_master_weights_and_grads"});
     const double scale = number("fp16.loss_scale");
     if (scale != 0 && document_.is_set("fp16.loss_scale") && scale < 1)
       faults_.notice("note", find("fp16.loss_scale")->place, pointer_of("fp16.loss_scale"),

@@ -60,6 +60,7 @@ enum class When {
   DynamicScale,
   Bf16,
   SixteenBit,
+  NarrowStates,
   TensorBoard,
   CsvMonitor,
   Postscale,

@@ -67,7 +67,11 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("params.decoupled_weight_decay", &OptimizerSettings::decoupled_weight_decay,
            "true: weight decay outside of the gradient, as in AdamW", owned_by("NAdam RAdam"))
       .key("params.rho", &OptimizerSettings::rho, "decay rate of both means of squares", at_least(0), below(1),
-           owned_by("Adadelta"));
+           owned_by("Adadelta"))
+      .key("params.state_bits", &OptimizerSettings::state_bits, "bits of an optimizer state; 16: bf16", at_least(16),
+           at_most(32))
+      .key("params.fp32_optimizer_states", &OptimizerSettings::fp32_states,
+           "false: optimizer states have the dtype of the masters");
   Block(keys, "scheduler", &Settings::schedule)
       .key("type",
            words(&ScheduleSettings::type, {{"WarmupLR", ScheduleType::WarmupLR},
@@ -141,10 +145,18 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("min_loss_scale", &ScalerSettings::min_scale, "minimum of the loss scale", at_least(1),
            needs(When::DynamicScale));
   Block(keys, "")
+      .key("fp16.fp16_master_weights_and_grads", &Settings::fp16_masters,
+           "no fp32 masters: the fp16 parameters are updated, and their gradients stored in fp16", automatic("false"),
+           needs(When::Fp16))
       .key("bf16.enabled", is(&Settings::precision, Precision::Bf16),
            "bf16 parameters and compute, fp32 masters, no loss scale", automatic(kPrecisionFlag))
       .key("bf16.check_grad_overflow", &Settings::check_grad_overflow,
            "skip a step with Inf or NaN gradients, in every stage", needs(When::Bf16))
+      .key("bf16.bf16_master_weights_and_grads", &Settings::bf16_masters,
+           "no fp32 masters: the bf16 parameters are updated, and their gradients stored in bf16", automatic("false"),
+           needs(When::Bf16))
+      .key("bf16.bf16_optimizer_states", &Settings::bf16_optimizer_states,
+           "optimizer states in bf16; needs bf16_master_weights_and_grads", automatic("false"), needs(When::Bf16))
       .key("data_types.grad_accum_dtype", words(&Settings::grad_accum_dtype, dtypes),
            "dtype of stored gradients; null: the parameters', or fp32 with accumulation")
       .key("data_types.param_dtype", words(&Settings::param_dtype, dtypes), "must equal the enabled precision")
@@ -187,7 +199,11 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("libzero.keep_fp32", &Settings::keep_fp32,
            "names of parameters that stay fp32, such as a router and norms (* and ?; \\ makes the next character "
            "literal); one that matches nothing is an error",
-           needs(When::SixteenBit));
+           needs(When::SixteenBit))
+      .key("libzero.stochastic_rounding", &Settings::stochastic_rounding,
+           "round masters and optimizer states in 16 bits to one of the two nearest values at random, so that the mean "
+           "is exact; false: to the nearest, which loses small updates",
+           needs(When::NarrowStates));
   Block(keys, "libzero.model", &Settings::model)
       .key("size", one_of(&ModelSettings::size, "gpt-1m gpt-10m gpt2 gpt2-medium gpt2-large gpt2-xl"),
            "built-in GPT of `zero train`")

@@ -9,50 +9,14 @@
 
 #include "config/checkpoint_settings.h"
 #include "config/model_settings.h"
+#include "config/optimizer_settings.h"
 #include "config/schedule_settings.h"
 #include "config/tp_plan.h"
 
 namespace zero::config {
 
 enum class Precision { Fp32, Bf16, Fp16 };
-enum class OptimizerType {
-  None,
-  Adam,
-  AdamW,
-  Sgd,
-  Adagrad,
-  Lion,
-  RmsProp,
-  NAdam,
-  RAdam,
-  Adamax,
-  Adadelta
-};  // optimizers.h
 enum class ReduceOp { Mean, Sum };
-
-// Overrides for parameters whose name matches `pattern` (wildcards * and ?). The first matching entry applies.
-// Parameters without a match are in group 0.
-struct ParameterGroup {
-  std::string pattern;
-  std::optional<double> lr;
-  std::optional<double> weight_decay;
-  bool operator==(const ParameterGroup&) const = default;
-};
-
-struct OptimizerSettings {
-  OptimizerType type = OptimizerType::None;
-  double lr = 1e-3, weight_decay = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  bool bias_correction = true, adam_w_mode = true;  // adam_w_mode true: decoupled decay
-  double momentum = 0, dampening = 0;
-  bool nesterov = false;
-  double lr_decay = 0, initial_accumulator_value = 0;  // Adagrad
-  bool amsgrad = false;                                // Adam, AdamW
-  double alpha = 0.99;                                 // RMSprop
-  bool centered = false;                               // RMSprop
-  double momentum_decay = 4e-3;                        // NAdam
-  bool decoupled_weight_decay = false;                 // NAdam, RAdam
-  double rho = 0.9;                                    // Adadelta
-};
 
 struct ScalerSettings {     // fp16 only
   double static_scale = 0;  // 0: dynamic
@@ -165,8 +129,10 @@ struct Settings {
   ScalerSettings scaler;
   bool check_grad_overflow = true;  // bf16
   std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
-  std::optional<Precision> param_dtype;  // none, or the precision
-  double gradient_clipping = 1.0;        // 0: off
+  std::optional<Precision> param_dtype;                                            // none, or the precision
+  bool bf16_masters = false, fp16_masters = false, bf16_optimizer_states = false;  // each in its recipe only
+  bool stochastic_rounding = true;                                                 // of masters and states in 16 bits
+  double gradient_clipping = 1.0;                                                  // 0: off
   ReduceOp reduce_op = ReduceOp::Mean;
   bool prescale_gradients = false;
   double predivide_factor = 1;
@@ -187,6 +153,17 @@ struct Settings {
   MeshSettings mesh;
   ModelSettings model;
   DataSettings data;
+
+  // The parameters in 16 bits have no fp32 masters, and their gradients are stored in the same dtype.
+  bool low_precision_masters() const {
+    return (bf16_masters && precision == Precision::Bf16) || (fp16_masters && precision == Precision::Fp16);
+  }
+  // Of an optimizer state: 32, 16 (bf16) or 8. DeepSpeed's states without fp32_optimizer_states have the masters'
+  // dtype.
+  std::int64_t state_bits() const {
+    const bool bf16 = precision == Precision::Bf16 && bf16_masters && (bf16_optimizer_states || !optimizer.fp32_states);
+    return bf16 && optimizer.state_bits == 32 ? 16 : optimizer.state_bits;
+  }
 };
 
 // The three batch sizes for `world` ranks (train = micro * accumulation * world).

@@ -50,8 +50,7 @@ constexpr std::string_view kNoService = "only libzero.deepspeed logs to it";
 constexpr std::string_view kModel = "it changes the model";
 
 constexpr Unsupported kUnsupported[] = {
-    After{"optimizer.params.rho"},
-    {kRefused, "optimizer.params.fp32_optimizer_states", true, "fp32 moments", "the only state layout is fp32"},
+    After{"optimizer.params.fp32_optimizer_states"},
     {kNoEffect, "optimizer.params.torch_adam", false, "DeepSpeed: torch's Adam", kOne},
     {kNoEffect, "optimizer.params.set_grad_none", true, "DeepSpeed: set gradients to None instead of zero", kOne},
     {kNoEffect, "optimizer.legacy_fusion", false, "DeepSpeed: old fused kernels", kOne},
@@ -60,13 +59,9 @@ constexpr Unsupported kUnsupported[] = {
     After{"fp16.enabled"},
     {kNotBuilt, "fp16.auto_cast", false, "cast floating-point inputs of the top module",
      "cast inputs in the program: x.to(torch::kHalf)"},
-    After{"fp16.min_loss_scale"},
-    {kNotBuilt, "fp16.fp16_master_weights_and_grads", false, "masters and gradients in fp16", "masters are fp32"},
     After{"bf16.check_grad_overflow"},
     {kNoEffect, "bf16.immediate_grad_update", false, "accumulate each gradient immediately",
      "every gradient is always accumulated immediately"},
-    {kNotBuilt, "bf16.bf16_master_weights_and_grads", false, "masters and gradients in bf16", "masters are fp32"},
-    {kNotBuilt, "bf16.bf16_optimizer_states", false, "optimizer states in bf16", "optimizer states are fp32"},
     After{"libzero.timeout_s"},
     {kNoEffect, "libzero.deterministic", false, "deterministic device kernels, fixed order of sums",
      "on CPUs sums already have a fixed order"},

@@ -266,37 +266,41 @@ struct Pass {
 
   HWY_INLINE void full(std::int64_t i) const {
     const Floats d;
-    V p = hn::LoadU(d, range.master + i);
+    V p = hn::LoadU(d, master() + i);
     V a = p, b = p, c = p;  // not read unless loaded
-    if constexpr (Algorithm::kSlots > 0) a = hn::LoadU(d, range.slots[0] + i);
-    if constexpr (Algorithm::kSlots > 1) b = hn::LoadU(d, range.slots[1] + i);
-    if constexpr (Algorithm::kSlots > 2) c = hn::LoadU(d, range.slots[2] + i);
+    if constexpr (Algorithm::kSlots > 0) a = hn::LoadU(d, slot(0) + i);
+    if constexpr (Algorithm::kSlots > 1) b = hn::LoadU(d, slot(1) + i);
+    if constexpr (Algorithm::kSlots > 2) c = hn::LoadU(d, slot(2) + i);
     const V g = simd::load<kGradient>(d, static_cast<const Stored<kGradient>*>(range.gradient) + i);
     algorithm(p, a, b, c, hn::Mul(g, factor));
-    hn::StoreU(p, d, range.master + i);
-    if constexpr (Algorithm::kSlots > 0) hn::StoreU(a, d, range.slots[0] + i);
-    if constexpr (Algorithm::kSlots > 1) hn::StoreU(b, d, range.slots[1] + i);
-    if constexpr (Algorithm::kSlots > 2) hn::StoreU(c, d, range.slots[2] + i);
+    hn::StoreU(p, d, master() + i);
+    if constexpr (Algorithm::kSlots > 0) hn::StoreU(a, d, slot(0) + i);
+    if constexpr (Algorithm::kSlots > 1) hn::StoreU(b, d, slot(1) + i);
+    if constexpr (Algorithm::kSlots > 2) hn::StoreU(c, d, slot(2) + i);
     if constexpr (kCopy) simd::store<kParameter>(d, p, static_cast<Stored<kParameter>*>(range.parameter) + i);
   }
 
   HWY_INLINE void some(std::int64_t i, std::int64_t count) const {
     const Floats d;
     constexpr auto kF32 = Dtype::F32;
-    V p = simd::load_some<kF32>(d, range.master + i, count);
+    V p = simd::load_some<kF32>(d, master() + i, count);
     V a = p, b = p, c = p;
-    if constexpr (Algorithm::kSlots > 0) a = simd::load_some<kF32>(d, range.slots[0] + i, count);
-    if constexpr (Algorithm::kSlots > 1) b = simd::load_some<kF32>(d, range.slots[1] + i, count);
-    if constexpr (Algorithm::kSlots > 2) c = simd::load_some<kF32>(d, range.slots[2] + i, count);
+    if constexpr (Algorithm::kSlots > 0) a = simd::load_some<kF32>(d, slot(0) + i, count);
+    if constexpr (Algorithm::kSlots > 1) b = simd::load_some<kF32>(d, slot(1) + i, count);
+    if constexpr (Algorithm::kSlots > 2) c = simd::load_some<kF32>(d, slot(2) + i, count);
     const V g = simd::load_some<kGradient>(d, static_cast<const Stored<kGradient>*>(range.gradient) + i, count);
     algorithm(p, a, b, c, hn::Mul(g, factor));
-    simd::store_some<kF32>(d, p, range.master + i, count);
-    if constexpr (Algorithm::kSlots > 0) simd::store_some<kF32>(d, a, range.slots[0] + i, count);
-    if constexpr (Algorithm::kSlots > 1) simd::store_some<kF32>(d, b, range.slots[1] + i, count);
-    if constexpr (Algorithm::kSlots > 2) simd::store_some<kF32>(d, c, range.slots[2] + i, count);
+    simd::store_some<kF32>(d, p, master() + i, count);
+    if constexpr (Algorithm::kSlots > 0) simd::store_some<kF32>(d, a, slot(0) + i, count);
+    if constexpr (Algorithm::kSlots > 1) simd::store_some<kF32>(d, b, slot(1) + i, count);
+    if constexpr (Algorithm::kSlots > 2) simd::store_some<kF32>(d, c, slot(2) + i, count);
     if constexpr (kCopy)
       simd::store_some<kParameter>(d, p, static_cast<Stored<kParameter>*>(range.parameter) + i, count);
   }
+
+ private:
+  HWY_INLINE float* master() const { return static_cast<float*>(range.master); }
+  HWY_INLINE float* slot(int k) const { return static_cast<float*>(range.slots[k]); }
 };
 
 template <class Algorithm, Dtype kGradient, bool kCopy, Dtype kParameter>
@@ -337,8 +341,8 @@ void pass_of(const UpdateConstants& c, const UpdateRange& range, float factor, s
   }
 }
 
-void update_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
-                  std::int64_t end) {
+void update_fp32_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
+                       std::int64_t end) {
   switch (c.rule) {
     case Rule::AdamDecoupled:
       return pass_of<Adam<false, false>>(c, range, factor, begin, end);
@@ -381,10 +385,10 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace zero::kernels {
-HWY_EXPORT(update_range);
-void update_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
-                  std::int64_t end) {
-  HWY_DYNAMIC_DISPATCH(update_range)(c, range, factor, begin, end);
+HWY_EXPORT(update_fp32_range);
+void update_fp32_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
+                       std::int64_t end) {
+  HWY_DYNAMIC_DISPATCH(update_fp32_range)(c, range, factor, begin, end);
 }
 }  // namespace zero::kernels
 #endif

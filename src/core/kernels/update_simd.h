@@ -1,5 +1,6 @@
-// Interface between sharded_optimizer.cpp (settings, schedules, threads) and update_simd.cpp (compiled once per SIMD
-// target): one update rule on one contiguous range.
+// Interface between sharded_optimizer.cpp (settings, schedules, threads) and the kernels: one update rule on one
+// contiguous range. update_simd.cpp has the rules on fp32 states, compiled once per SIMD target; update_range.cpp opens
+// states that are stored in 16 bits.
 #pragma once
 #include <cstdint>
 
@@ -46,14 +47,22 @@ struct UpdateConstants {
   float momentum, undamped;  // SGD: momentum and 1 - dampening
 };
 
-// `parameter` is null if there is no low-precision parameter, or if the master is the parameter.
+// `parameter` is null if there is no low-precision parameter, or if the master is the parameter. It gets the master's
+// new value, rounded to nearest even.
 struct UpdateRange {
-  float* master;
-  float* slots[kMostSlots];
+  void* master;
+  void* slots[kMostSlots];  // those that the rule has; the others null
   const void* gradient;
-  kernels::Dtype gradient_dtype;
+  Dtype gradient_dtype;
   void* parameter;
-  kernels::Dtype parameter_dtype;
+  Dtype parameter_dtype;
+  Dtype master_dtype = Dtype::F32, slot_dtype = Dtype::F32;
+  // Of 16-bit masters and slots: 0: rounded to nearest even; else stochastically, by [Note: random bits] in
+  // cuda/random_bits.h, with the position of the range's first element in its parameter.
+  std::uint64_t key = 0;
+  std::int64_t first_element = 0;
+
+  bool is_fp32() const { return master_dtype == Dtype::F32 && slot_dtype == Dtype::F32; }
 };
 
 // With the number of its elements.
@@ -65,5 +74,12 @@ struct SizedRange {
 // Updates elements [begin, end) of the range in this thread with gradient * factor.
 void update_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
                   std::int64_t end);
+
+// The same for a range that is_fp32().
+void update_fp32_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
+                       std::int64_t end);
+
+// The key of one update of a parameter; not 0. `parameter` is a hash of its name.
+std::uint64_t rounding_key(std::uint64_t seed, std::int64_t update, std::uint64_t parameter);
 
 }  // namespace zero::kernels

@@ -269,24 +269,42 @@ void ShardedOptimizer::begin_step() {
   in_step_ = true;
 }
 
-namespace {
-
-kernels::UpdateRange range_of(const Span& span, int num_slots) {
-  bool complete = span.master != nullptr && span.gradient != nullptr;
-  for (int slot = 0; slot < num_slots; ++slot) complete = complete && span.slots[slot] != nullptr;
-  ZERO_CHECK(complete, "[ShardedOptimizer::update] got a null pointer for ", span.numel, " elements");
-  const bool copies = span.parameter != span.master;
-  ZERO_CHECK(copies || span.parameter_dtype == kernels::Dtype::F32,
-             "[ShardedOptimizer::update] got a 16-bit copy over its own master");
-  return {span.master,
-          {span.slots[0], span.slots[1], span.slots[2]},
-          span.gradient,
-          span.gradient_dtype,
-          copies ? span.parameter : nullptr,
-          span.parameter_dtype};
+Span Span::from(std::int64_t at) const {
+  const auto moved = [&](void* data, kernels::Dtype dtype) -> void* {
+    return data == nullptr ? nullptr : static_cast<char*>(data) + at * static_cast<std::int64_t>(size_of(dtype));
+  };
+  Span rest = *this;
+  rest.master = moved(master, master_dtype);
+  for (auto& slot : rest.slots) slot = moved(slot, slot_dtype);
+  rest.gradient = moved(const_cast<void*>(gradient), gradient_dtype);  // only read
+  rest.parameter = moved(parameter, parameter_dtype);
+  rest.parameter_begin += at;
+  rest.numel -= at;
+  return rest;
 }
 
-}  // namespace
+kernels::UpdateRange ShardedOptimizer::range_of(const Span& span) const {
+  bool complete = span.master != nullptr && span.gradient != nullptr;
+  for (int slot = 0; slot < num_slots(); ++slot) complete = complete && span.slots[slot] != nullptr;
+  ZERO_CHECK(complete, "[ShardedOptimizer::update] got a null pointer for ", span.numel, " elements");
+  const bool copies = span.parameter != span.master;
+  ZERO_CHECK(copies || span.parameter_dtype == span.master_dtype,
+             "[ShardedOptimizer::update] got a copy over its own master in another dtype");
+  kernels::UpdateRange range{.master = span.master,
+                             .slots = {},
+                             .gradient = span.gradient,
+                             .gradient_dtype = span.gradient_dtype,
+                             .parameter = copies ? span.parameter : nullptr,
+                             .parameter_dtype = span.parameter_dtype,
+                             .master_dtype = span.master_dtype,
+                             .slot_dtype = num_slots() > 0 ? span.slot_dtype : kernels::Dtype::F32};
+  for (int slot = 0; slot < num_slots(); ++slot) range.slots[slot] = span.slots[slot];
+  if (seed_ && !range.is_fp32()) {
+    range.key = kernels::rounding_key(*seed_, applied_ + 1, span.parameter_hash);
+    range.first_element = span.parameter_begin;
+  }
+  return range;
+}
 
 void ShardedOptimizer::update(std::span<const Span> spans, std::optional<float> factor) {
   ZERO_CHECK(in_step_, "[ShardedOptimizer::update] got a span outside begin_step and end_step");
@@ -299,7 +317,7 @@ void ShardedOptimizer::update(std::span<const Span> spans, std::optional<float> 
   ZERO_CHECK(factor.has_value() || ranges_update_, "[ShardedOptimizer::update] got no factor for host memory");
   for (const auto& span : spans) {
     if (span.numel == 0) continue;
-    const auto range = range_of(span, num_slots());
+    const auto range = range_of(span);
     if (ranges_update_) {
       noted_[{span.parameter_group, span.missed_steps}].push_back({range, span.numel});
       noted_factor_ = factor;

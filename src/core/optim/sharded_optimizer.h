@@ -1,5 +1,5 @@
-// The optimizer of this rank's shards: element-wise update rules over flat fp32 masters and optimizer states, fused
-// with unscaling, clipping and the cast to the parameters' dtype in one pass. Owns no tensors; the engine passes spans.
+// The optimizer of this rank's shards: element-wise update rules over flat masters and optimizer states, fused with
+// unscaling, clipping and the cast to the parameters' dtype in one pass. Owns no tensors; the engine passes spans.
 // Norms, overflow checks and communication are elsewhere.
 #pragma once
 #include <cstdint>
@@ -21,8 +21,9 @@ namespace zero::optim {
 
 // `numel` consecutive elements of one parameter group. Only element alignment is required.
 struct Span {
-  float* master = nullptr;
-  float* slots[3] = {};  // num_slots() states, in the order of slot_name()
+  void* master = nullptr;
+  void* slots[kernels::kMostSlots] = {};  // num_slots() states, in the order of slot_name()
+  kernels::Dtype master_dtype = kernels::Dtype::F32, slot_dtype = kernels::Dtype::F32;
   const void* gradient = nullptr;
   kernels::Dtype gradient_dtype = kernels::Dtype::F32;
   void* parameter = nullptr;  // receives the master, rounded to nearest even; null or `master`: not written
@@ -31,6 +32,13 @@ struct Span {
   int parameter_group = 0;
   // Updates without these elements (frozen parameters), which bias correction does not count.
   std::int64_t missed_steps = 0;
+  // Of 16-bit masters and states: a hash of the parameter's name, and the position of the first element in it. They
+  // decide how values are rounded; a span then has elements of one parameter only.
+  std::uint64_t parameter_hash = 0;
+  std::int64_t parameter_begin = 0;
+
+  // The rest, from element `at` on.
+  Span from(std::int64_t at) const;
 };
 
 // An update rule that the program brings: this class then keeps its groups, rates and counts, and has no arithmetic.
@@ -56,7 +64,7 @@ class ShardedOptimizer {
 
   // "AdamW", or the name of the program's rule.
   std::string name() const;
-  // Number of fp32 states per element besides the master, all with the same initial value: 0 to 3, or the program's.
+  // Number of states per element besides the master, all with the same initial value: 0 to 3, or the program's.
   int num_slots() const { return static_cast<int>(slots_.size()); }
   // torch's names, used in checkpoints (config/optimizers.h); or the program's.
   const char* slot_name(int slot) const;
@@ -106,6 +114,11 @@ class ShardedOptimizer {
   // Throws ConfigError (kCheckpoint) for a negative count.
   void set_applied_steps(std::int64_t applied);
 
+  // From now on 16-bit masters and states are rounded stochastically ([Note: random bits] in
+  // kernels/cuda/random_bits.h).
+  void round_stochastically(std::uint64_t seed) { seed_ = seed; }
+  bool rounds_stochastically() const { return seed_.has_value(); }
+
  private:
   struct Group {
     std::string pattern;
@@ -119,6 +132,7 @@ class ShardedOptimizer {
     return missed_steps == 0 ? constants_[static_cast<std::size_t>(group)] : constants_of(group, missed_steps);
   }
   kernels::Rule rule() const;
+  kernels::UpdateRange range_of(const Span& span) const;
   double mu_product(int group, std::int64_t updates) const;
 
   config::OptimizerSettings settings_;
@@ -134,6 +148,7 @@ class ShardedOptimizer {
   mutable std::map<int, MuProduct> mu_products_;  // NAdam's, by group; computed when asked for
   Schedule schedule_;
   std::int64_t applied_ = 0;
+  std::optional<std::uint64_t> seed_;  // of stochastic rounding
   bool in_step_ = false;
   RangesUpdate ranges_update_;
   std::map<std::pair<int, std::int64_t>, std::vector<kernels::SizedRange>> noted_;  // by group and missed steps

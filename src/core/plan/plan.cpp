@@ -114,10 +114,10 @@ void judge(const step::PlacementTask& task, const step::PlacementPlan& placed, b
 // rather than exceed a pool or a budget, so it decides no refusal.
 void add_pools(const config::Settings& settings, const step::RunFacts& run, const std::vector<step::GroupFacts>& groups,
                MemoryReport& memory) {
-  const auto width = (1 + run.num_slots) * step::kMasterWidth;
   std::int64_t saved = 0, kept = 0;
   for (const auto& group : groups) {
     if (!group.trainable) continue;
+    const auto width = run.state_width(group.precision);
     if (settings.checkpoint.decoupled) saved += group.shard() * width;
     if (run.keeps_snapshots) kept += group.owned() * width;
   }

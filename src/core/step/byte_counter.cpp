@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "step/tiers.h"
-
 namespace zero::step {
 
 void Traffic::add(const Traffic& other, std::int64_t times) {
@@ -14,8 +12,7 @@ void Traffic::add(const Traffic& other, std::int64_t times) {
     this->*field += times * (other.*field);
 }
 
-ByteCounter::ByteCounter(const RunFacts& run)
-    : gpu_(run.topology.gpu), state_width_((1 + run.num_slots) * step::kMasterWidth) {}
+ByteCounter::ByteCounter(const RunFacts& run) : gpu_(run.topology.gpu) {}
 
 Traffic ByteCounter::take() { return std::exchange(traffic_, {}); }
 
@@ -52,8 +49,8 @@ void ByteCounter::count(const Op& op) {
       if (gpu_ && op.from == Tier::Host && op.to == Tier::Device) t.from_host += op.bytes;
       return;
     case OpKind::Update:
-      t.updated += op.bytes / state_width_;
-      t.updated_offloaded += op.offloaded_numel;
+      t.updated += op.numel;
+      if (op.from != Tier::Device) t.updated_offloaded += op.numel;
       return;
     case OpKind::Broadcast:
       return;

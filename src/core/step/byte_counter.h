@@ -24,7 +24,6 @@ class ByteCounter final : public Observer {
   void count(const Op& op);
 
   const bool gpu_;
-  const std::int64_t state_width_;  // bytes of master and optimizer states per element
   Traffic traffic_;
 };
 

@@ -13,10 +13,14 @@ namespace {
 
 // Accumulation over several micro-batches loses precision in 16 bits, so it uses fp32 by default.
 MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t accumulation) {
+  using config::Precision;
   const auto param = settings.precision;
+  const bool fp32 = accumulation > 1 && !settings.low_precision_masters();
   return {.param = dtype_of(param),
           .reduce = dtype_of(settings.communication_dtype.value_or(param)),
-          .grad = dtype_of(settings.grad_accum_dtype.value_or(accumulation > 1 ? config::Precision::Fp32 : param))};
+          .grad = dtype_of(settings.grad_accum_dtype.value_or(fp32 ? Precision::Fp32 : param)),
+          .master = dtype_of(settings.low_precision_masters() ? param : Precision::Fp32),
+          .slots = dtype_of(settings.state_bits() == 16 ? Precision::Bf16 : Precision::Fp32)};
 }
 
 bool is_one_dtype(const MixedPrecisionPolicy& p) { return p.grad == p.param && p.reduce == p.param; }
@@ -37,7 +41,8 @@ std::vector<Segment> segments_of(const RunFacts& run, const GroupFacts& group, T
   const auto owned = group.owned();
   const auto moved = tier == Tier::Device ? 0 : step::moved_numel(owned, run.offload_ratio);
   // A delayed update must not modify the parameters that a step reads.
-  const bool aliases = group.precision.param == Dtype::F32 && group.param_tier == Tier::Device && !any_delayed;
+  const bool aliases =
+      group.precision.param == group.precision.master && group.param_tier == Tier::Device && !any_delayed;
   std::vector<Segment> all;
   const auto add = [&](Tier at, std::int64_t begin, std::int64_t numel) {
     Segment segment{.tier = at, .begin = begin, .numel = numel, .aliases_master = aliases && at == Tier::Device};
@@ -118,7 +123,7 @@ std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& grou
   if (!run.keeps_snapshots) return 0;
   std::int64_t bytes = 0;
   for (const auto& group : groups)
-    bytes += group.trainable ? group.owned() * (1 + run.num_slots) * kMasterWidth
+    bytes += group.trainable ? group.owned() * run.state_width(group.precision)
                              : group.resting() * width(group.precision.param);
   return base::kKeptSlots * bytes;
 }

@@ -31,11 +31,13 @@ struct ShardingPolicy {
   static ShardingPolicy of(const config::Settings& settings) { return of_stage(settings.zero.stage); }
 };
 
-// As FSDP2's MixedPrecisionPolicy. Masters and optimizer states are always fp32.
+// As FSDP2's MixedPrecisionPolicy, and the dtypes of what the optimizer stores.
 struct MixedPrecisionPolicy {
   Dtype param = Dtype::F32;   // parameters and computation
   Dtype reduce = Dtype::F32;  // gradients during reduction
   Dtype grad = Dtype::F32;    // stored, accumulated gradients
+  Dtype master = Dtype::F32;  // fp32, or as param: then the parameter needs no other copy
+  Dtype slots = Dtype::F32;   // optimizer states
 };
 
 // The ranks that shard one kind of parameter. A dense model has one axis, "dp". Sequence parallelism enlarges it;
@@ -89,7 +91,7 @@ enum class GradStorageKind {
 struct Segment {
   Tier tier = Tier::Device;
   std::int64_t begin = 0, numel = 0;  // elements within the range whose optimizer states this rank owns
-  bool aliases_master = false;        // the stored fp32 parameter is the master
+  bool aliases_master = false;        // the stored parameter is the master
   bool param_travels = false;         // the update cannot write the stored parameter directly: uses a host buffer
 };
 
@@ -126,7 +128,7 @@ struct RunFacts {
   RunTopology topology;
   ShardingPolicy sharding;
   MixedPrecisionPolicy precision;  // of activations, and of groups whose parameters do not stay fp32
-  int num_slots = 2;               // fp32 optimizer states per element besides the master: up to kMaxSlots
+  int num_slots = 2;               // optimizer states per element besides the master: up to kMaxSlots
   float slot_initial_value = 0;    // of those states
   std::int64_t accumulation = 1;
   bool boundary_by_count = true;           // a step every `accumulation` micro-batches; false: when step() is called
@@ -147,6 +149,10 @@ struct RunFacts {
   bool updates_together = false;     // of all groups before the first all-gather: a GPU
   bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
+  // Bytes of master and optimizer states per element.
+  std::int64_t state_width(const MixedPrecisionPolicy& of) const {
+    return width(of.master) + num_slots * width(of.slots);
+  }
   MixedPrecisionPolicy precision_of(bool fp32) const { return fp32 ? MixedPrecisionPolicy{} : precision; }
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
   // Elements of a group's flat vector before this rank's shard; before the range whose optimizer states it owns.

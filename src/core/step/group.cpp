@@ -19,15 +19,16 @@ Group::~Group() { become_frozen(); }
 void Group::make_states() {
   const auto& c = context;
   for (const auto& segment : facts.segments) {
-    const auto rest = [&](Purpose purpose, Role role) {
+    const auto rest = [&](Purpose purpose, Role role, Dtype dtype) {
       return c.memory.rest(
           {.place = c.place_of(segment.tier), .tier = segment.tier, .purpose = purpose, .role = role, .group = index},
-          segment.numel, Dtype::F32);
+          segment.numel, dtype);
     };
     auto& target = states.emplace_back();
     target.master = segment.aliases_master ? params->resting_part(segment.begin, segment.numel)
-                                           : rest(Purpose::MasterParameters, Role::Master);
-    for (int k = 0; k < c.facts.num_slots; ++k) target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState);
+                                           : rest(Purpose::MasterParameters, Role::Master, facts.precision.master);
+    for (int k = 0; k < c.facts.num_slots; ++k)
+      target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState, facts.precision.slots);
   }
   if (!facts.delayed) return;
   pending_params = c.memory.rest({.place = c.host(),

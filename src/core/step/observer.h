@@ -34,7 +34,7 @@ struct Op {
   bool node = false;       // among the ranks of a secondary shard; not counted in CommStats of the axis
   bool to_all = false;     // of a reduction: all-reduce
   Tier from = Tier::Device, to = Tier::Device;
-  std::int64_t offloaded_numel = 0;  // of an update: elements whose states are offloaded
+  std::int64_t numel = 0;  // of an update: its elements
 };
 
 // One operation in progress; destroyed when it ends.

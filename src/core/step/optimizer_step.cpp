@@ -10,9 +10,6 @@
 namespace zero::step {
 namespace {
 
-// Bytes of master and optimizer states per element.
-std::int64_t state_width(const RunFacts& run) { return (1 + run.num_slots) * step::kMasterWidth; }
-
 bool goes_by_tiles(const Segment& segment) { return segment.tier == Tier::File || segment.param_travels; }
 
 }  // namespace
@@ -49,23 +46,27 @@ void OptimizerStep::give_slots() {
 }
 
 void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
-  bool states_in_file = false, params_in_file = false;
-  std::optional<Dtype> widest;  // of the parameters that travel
-  for (const auto& tile : tiles_) {
-    states_in_file |= segment_of(tile).tier == Tier::File;
-    if (!segment_of(tile).param_travels) continue;
-    params_in_file |= tile.group->facts.in_file();
-    const auto dtype = tile.group->facts.precision.param;
+  bool params_in_file = false;
+  std::optional<Dtype> param, master, states;  // the widest of the parameters that travel; of the states in files
+  const auto widen = [](std::optional<Dtype>& widest, Dtype dtype) {
     if (!widest || width(dtype) > width(*widest)) widest = dtype;
+  };
+  for (const auto& tile : tiles_) {
+    const auto& facts = tile.group->facts;
+    if (segment_of(tile).tier == Tier::File)
+      widen(master, facts.precision.master), widen(states, facts.precision.slots);
+    if (!segment_of(tile).param_travels) continue;
+    params_in_file |= facts.in_file();
+    widen(param, facts.precision.param);
   }
   const auto rest = [&](Place place, Role role, Dtype dtype) {
     return c_.memory.rest({.place = place, .tier = Tier::Host, .purpose = Purpose::Other, .role = role}, numel, dtype);
   };
   slots_.resize(static_cast<std::size_t>(count));
   for (auto& slot : slots_) {
-    for (int state = 0; states_in_file && state <= c_.facts.num_slots; ++state)
-      slot.states[state] = rest(Place::IoBuffer, Role::StatesTile, Dtype::F32);
-    if (widest) slot.param = rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, Role::ParamsTile, *widest);
+    for (int state = 0; master && state <= c_.facts.num_slots; ++state)
+      slot.states[state] = rest(Place::IoBuffer, Role::StatesTile, state == 0 ? *master : *states);
+    if (param) slot.param = rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, Role::ParamsTile, *param);
   }
 }
 
@@ -77,7 +78,7 @@ std::unique_ptr<Observed> OptimizerStep::observe(const Tile& tile, OpKind kind, 
                              .bytes = bytes,
                              .from = from,
                              .to = to,
-                             .offloaded_numel = segment_of(tile).tier != Tier::Device ? tile.numel : 0});
+                             .numel = tile.numel});
 }
 
 void OptimizerStep::read_until(std::size_t end) {
@@ -87,12 +88,11 @@ void OptimizerStep::read_until(std::size_t end) {
     slot.writes.wait();
     const auto& tile = tiles_[read_];
     if (segment_of(tile).tier != Tier::File) continue;
-    slot.reads.begin(observe(tile, OpKind::FetchStates, OpReason::Arrives, Tier::File, Tier::Host,
-                             tile.numel * state_width(c_.facts)));
+    slot.reads.begin(observe(tile, OpKind::FetchStates, OpReason::Arrives, Tier::File, Tier::Host, state_bytes(tile)));
     const auto& rests = tile.group->states[tile.segment];
     for (int k = 0; k <= c_.facts.num_slots; ++k) {
       const auto& from = k == 0 ? rests.master : rests.slots[k - 1];
-      slot.reads.add(c_.backend.tensors.read(slot.states[k].part(0, tile.numel), from.part(tile.begin, tile.numel)));
+      slot.reads.add(c_.backend.tensors.read(part_of(slot, k, tile, from.dtype), from.part(tile.begin, tile.numel)));
     }
   }
 }
@@ -110,9 +110,11 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
   const auto resting = group.params->resting_part(owned, tile.numel);
   if (in_file) slot->reads.wait();
   UpdateTarget target;
-  target.master = in_file ? slot->states[0].part(0, tile.numel) : rests.master.part(tile.begin, tile.numel);
-  for (int k = 0; k < c_.facts.num_slots; ++k)
-    target.slots[k] = in_file ? slot->states[1 + k].part(0, tile.numel) : rests.slots[k].part(tile.begin, tile.numel);
+  const auto state = [&](int k, const View& rest) {
+    return in_file ? part_of(*slot, k, tile, rest.dtype) : rest.part(tile.begin, tile.numel);
+  };
+  target.master = state(0, rests.master);
+  for (int k = 0; k < c_.facts.num_slots; ++k) target.slots[k] = state(1 + k, rests.slots[k]);
   target.param_elsewhere = travels || to == To::PendingParams;
   if (to == To::PendingParams) {
     target.param = group.pending_params.part(owned, tile.numel);
@@ -124,7 +126,7 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
   }
   for (const auto& [save, call] : before_change) call(group.index, owned, tile.numel, target);
   const auto at = in_file ? Tier::Host : segment.tier;
-  const auto bytes = tile.numel * state_width(c_.facts);
+  const auto bytes = state_bytes(tile);
   {
     const auto seen = observe(tile, OpKind::Update, OpReason::Update, at, at, bytes);
     c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source());

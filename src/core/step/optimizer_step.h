@@ -53,6 +53,13 @@ class OptimizerStep {
   std::unique_ptr<Observed> observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to,
                                     std::int64_t bytes);
   const Segment& segment_of(const Tile& tile) const { return tile.group->facts.segments[tile.segment]; }
+  std::int64_t state_bytes(const Tile& tile) const {
+    return tile.numel * c_.facts.state_width(tile.group->facts.precision);
+  }
+  // Buffers have the widest dtype of all groups.
+  static View part_of(const Slot& slot, int state, const Tile& tile, Dtype dtype) {
+    return {slot.states[state].buffer, 0, tile.numel, dtype};
+  }
   Slot& slot_of(std::size_t tile) { return slots_[tile % slots_.size()]; }
 
   const Context& c_;

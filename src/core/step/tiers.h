@@ -10,7 +10,6 @@
 
 namespace zero::step {
 
-inline constexpr std::int64_t kMasterWidth = 4;  // bytes per element: masters and optimizer states are fp32
 // Bytes. Regions of a file begin at multiples of it, and transfers are multiples of it.
 inline constexpr std::int64_t kFileBlock = 4096;
 constexpr std::int64_t whole_blocks(std::int64_t bytes) { return (bytes + kFileBlock - 1) / kFileBlock * kFileBlock; }

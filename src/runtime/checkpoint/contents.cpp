@@ -89,9 +89,10 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
         add(kFrozen, engine::scalar_type(group->facts.precision.param));
         continue;
       }
-      add("master", at::kFloat);
+      const auto& precision = group->facts.precision;
+      add("master", engine::scalar_type(precision.master));
       for (int k = 0; k < state.parts.optimizer->num_slots(); ++k)
-        add(std::string("opt.") + state.parts.optimizer->slot_name(k), at::kFloat);
+        add(std::string("opt.") + state.parts.optimizer->slot_name(k), engine::scalar_type(precision.slots));
     }
   }
   const auto unsaved = engine::unsaved_buffers(*state.job.model);

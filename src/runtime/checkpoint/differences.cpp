@@ -29,6 +29,12 @@ bool fits(const std::string& stored, const std::string& wanted) {
          (wanted == "F64" && stored == "F32");
 }
 
+// A master or a state of the optimizer that this run stores in 16 bits.
+bool is_narrowed(const formats::Tensor& stored, const formats::Tensor& wanted) {
+  return (wanted.kind == "master" || is_slot(wanted.kind)) && stored.dtype != wanted.dtype &&
+         (wanted.dtype == "BF16" || wanted.dtype == "F16");
+}
+
 // The rank that saved the private state that this rank takes.
 std::size_t source_rank(const engine::Job& job, const formats::Manifest& manifest) {
   const auto saved = manifest.ranks.size();
@@ -178,7 +184,7 @@ LeftOut compare_models(engine::State& state, const formats::Manifest& manifest, 
       differs(tensor.name, name + ": has the shape " + text_of(found->shape) + " in the checkpoint, " +
                                text_of(tensor.shape) + " in the model");
     // Of a parameter that is frozen now, the master is rounded as that of a trained one is.
-    const bool rounded = tensor.kind == kFrozen && found->kind == "master";
+    const bool rounded = (tensor.kind == kFrozen && found->kind == "master") || is_narrowed(*found, tensor);
     if (!rounded && !fits(found->dtype, tensor.dtype))
       differs(tensor.name, name + ": is " + found->dtype + " in the checkpoint, " + tensor.dtype + " in the model" +
                                (tensor.kind == kFrozen ? ". Hint: libzero.keep_fp32 keeps it in fp32" : ""));
@@ -252,6 +258,14 @@ void tell_differences(engine::State& state, const formats::Manifest& manifest, c
   if (manifest.parameter_dtype != parameter)
     notice("was trained in " + manifest.parameter_dtype + ", this run computes in " + parameter +
            "; masters are taken and cast again");
+  const auto stored = by_name(manifest.tensors);
+  for (const auto& tensor : tensors_of(state)) {
+    const auto* const found = source_of(stored, tensor.kind, tensor.name, false);
+    if (found == nullptr || !is_narrowed(*found, tensor)) continue;
+    notice(base::join("has ", tensor.kind, " of ", tensor.name, " in ", found->dtype, ", this run stores it in ",
+                      tensor.dtype, "; it and others like it are rounded to the nearest"));
+    break;
+  }
   constexpr const char* kKeepFp32 = "libzero.keep_fp32";
   if (const auto found = manifest.config.find(kKeepFp32);
       found != manifest.config.end() && state.job.settings.precision != config::Precision::Fp32)

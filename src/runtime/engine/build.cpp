@@ -69,6 +69,19 @@ void check_secondary_shards(const Job& job) {
                                  "by host. Hint: 1 turns it off."));
 }
 
+// Rules of the program work on fp32.
+void set_up_narrow_states(const Job& job, optim::ShardedOptimizer& optimizer) {
+  const auto& settings = job.settings;
+  if (!settings.low_precision_masters() && settings.state_bits() == 32) return;
+  if (job.rule)
+    throw ConfigError(job.where("Engine") +
+                      base::join("got ", optimizer.name(),
+                                 ", an optimizer of the program, with masters or optimizer "
+                                 "states in 16 bits, expected fp32. Hint: leave bf16_master_weights_and_grads, "
+                                 "fp16_master_weights_and_grads and state_bits out, or use an optimizer.type"));
+  if (settings.stochastic_rounding) optimizer.round_stochastically(settings.seed);
+}
+
 // Blocks of integers with one scale would mix cut elements with those that tensor-parallel ranks have in common, which
 // would drift apart.
 void check_quantization(const Job& job) {
@@ -136,6 +149,7 @@ Found look_at(const Job& job) {
   if (job.rule) rule = describe(*job.rule);
   found.optimizer = std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule,
                                                               settings.parameter_groups, std::move(rule));
+  set_up_narrow_states(job, *found.optimizer);
   found.scaler = std::make_unique<optim::LossScaler>(settings);
   check_secondary_shards(job);
   check_quantization(job);

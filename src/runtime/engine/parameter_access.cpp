@@ -144,7 +144,8 @@ OwnShard ParameterStates::get_own(const std::string& parameter, const std::strin
       return {place.own.parameter_begin, values.to(values.device(), at::kFloat, false, /*copy=*/true)};
     }
     const auto begin = p_.plan.run.shard_begin(facts) - p_.plan.run.owned_begin(facts) + place.own.range_begin;
-    return {place.own.parameter_begin, states_.read(place.group, place.state, begin, place.own.numel).clone()};
+    const auto values = states_.read(place.group, place.state, begin, place.own.numel);
+    return {place.own.parameter_begin, values.to(values.device(), at::kFloat, false, /*copy=*/true)};
   });
 }
 

@@ -16,6 +16,11 @@ const step::View& view_of(const step::UpdateTarget& states, int state) {
   return state == kMaster ? states.master : states.slots[state - 1];
 }
 
+at::ScalarType dtype_of_state(const step::Group& group, int state) {
+  const auto& precision = group.facts.precision;
+  return scalar_type(state == kMaster ? precision.master : precision.slots);
+}
+
 // For the part of [begin, begin + numel) in each segment, calls fn(view, offset in the range).
 template <class Fn>
 void for_each_part(const step::Group& group, int state, std::int64_t begin, std::int64_t numel, const Fn& fn) {
@@ -50,7 +55,7 @@ void StateAccess::write(const step::View& view, const at::Tensor& values) {
 at::Tensor StateAccess::read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const {
   std::vector<at::Tensor> parts;
   for_each_part(group, state, begin, numel, [&](const step::View& view, std::int64_t) { parts.push_back(read(view)); });
-  if (parts.empty()) return at::empty({0}, at::kFloat);
+  if (parts.empty()) return at::empty({0}, dtype_of_state(group, state));
   if (parts.size() == 1) return parts[0];
   for (auto& part : parts) part = part.cpu();
   return at::cat(parts);

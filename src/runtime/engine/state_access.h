@@ -18,8 +18,8 @@ class StateAccess {
  public:
   explicit StateAccess(TorchBuffers& buffers) : buffers_(buffers) {}
 
-  // Elements [begin, begin + numel) of a state, in the range that this rank owns, fp32: a view if they are contiguous
-  // in memory, else a copy in host memory.
+  // Elements [begin, begin + numel) of a state, in the range that this rank owns, in the dtype in which they are
+  // stored: a view if they are contiguous in memory, else a copy in host memory.
   at::Tensor read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const;
   void write(const step::Group& group, int state, std::int64_t begin, const at::Tensor& values);
   // This rank's shard of a state.

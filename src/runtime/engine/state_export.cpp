@@ -68,13 +68,6 @@ std::string StateExport::state_hash() {
 
 // --- checkpoints ------------------------------------------------------------------------------
 
-std::int64_t StateExport::elements_before(const ModelParameter& member) const {
-  std::int64_t elements = 0;
-  for (int part = 0; member.is_cut() && part < p_.ranks.tensor->rank(); ++part)
-    elements += member.cut.cut.part_numel(part);
-  return elements;
-}
-
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {
   const auto& facts = group.facts;
   const auto shard_begin = p_.plan.run.shard_begin(facts), owned_begin = p_.plan.run.owned_begin(facts);
@@ -88,8 +81,9 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
       if (to_save && !member.is_cut() && p_.ranks.tensor->rank() > 0) continue;
       const auto at = begin + piece.range_begin - vector_begin;
       pieces.push_back(
-          {kind, member.name, member.sizes, elements_before(member) + piece.parameter_begin, piece.numel, dtype,
-           facts.trainable, [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
+          {kind, member.name, member.sizes, member.elements_before(p_.ranks.tensor->rank()) + piece.parameter_begin,
+           piece.numel, dtype, facts.trainable,
+           [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
            [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }, group.index, state, at});
     }
   };
@@ -104,7 +98,8 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
   }
   for (int state = 0; state <= p_.plan.run.num_slots; ++state)
     add(
-        state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1), at::kFloat,
+        state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1),
+        scalar_type(state == kMaster ? facts.precision.master : facts.precision.slots),
         to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(), owned_begin, state,
         [this, &group, state](std::int64_t at, std::int64_t count) { return states_.read(group, state, at, count); },
         [this, &group, state](std::int64_t at, const at::Tensor& values) { states_.write(group, state, at, values); });

@@ -40,7 +40,6 @@ class StateExport {
   std::vector<StatePiece> pieces(bool to_save, bool to_load);
   void add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save);
   // Of a parameter that is cut: elements of the parts before this rank's.
-  std::int64_t elements_before(const ModelParameter& member) const;
   void add_buffers(std::vector<StatePiece>& pieces, bool to_load) const;
 
   Parts& p_;

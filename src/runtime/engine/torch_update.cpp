@@ -6,6 +6,7 @@
 #include "engine/torch_update.h"
 
 #include <ATen/ATen.h>
+#include <xxhash.h>
 
 #include <algorithm>
 
@@ -23,7 +24,7 @@ TorchUpdate::TorchUpdate(optim::ShardedOptimizer& optimizer, std::shared_ptr<Upd
       run_(run),
       trace_(trace),
       rule_(rule ? std::make_unique<RuleUpdate>(std::move(rule), optimizer, binding, buffers, run) : nullptr) {
-  for (auto& groups : parameter_groups) runs_.emplace_back(std::move(groups));
+  for (auto& groups : parameter_groups) runs_.emplace_back(std::move(groups), optimizer.rounds_stochastically());
   for (int g = 0; g < static_cast<int>(runs_.size()); ++g) cut_runs(g);
 }
 
@@ -92,8 +93,10 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
   const auto& facts = bound.facts;
   const auto end = begin + numel;
   optim::Span whole{};
-  whole.master = static_cast<float*>(buffers_.data(target.master));
-  for (int k = 0; k < run_.num_slots; ++k) whole.slots[k] = static_cast<float*>(buffers_.data(target.slots[k]));
+  whole.master = buffers_.data(target.master);
+  whole.master_dtype = kernels_dtype(facts.precision.master);
+  for (int k = 0; k < run_.num_slots; ++k) whole.slots[k] = buffers_.data(target.slots[k]);
+  whole.slot_dtype = kernels_dtype(facts.precision.slots);
   // A new parameter that is not written in place must be written completely, including frozen elements.
   const bool elsewhere = target.param && target.param_elsewhere;
   if (target.param) {
@@ -103,21 +106,21 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
   }
   whole.gradient_dtype = kernels_dtype(facts.precision.grad);
   std::vector<optim::Span> spans;
-  const auto update = [&](std::int64_t at, std::int64_t count, int parameter_group, std::int64_t missed_steps,
-                          const void* gradient) {
-    auto span = whole;
-    span.master += at - begin;
-    for (int k = 0; k < run_.num_slots; ++k) span.slots[k] += at - begin;
-    if (span.parameter != nullptr)
-      span.parameter = static_cast<char*>(span.parameter) + (at - begin) * width(target.param.dtype);
-    if (parameter_group == UpdateRuns::kFrozen) {
-      if (elsewhere) kernels::convert(span.parameter, span.parameter_dtype, span.master, kernels::Dtype::F32, count);
+  const auto update = [&](std::int64_t at, std::int64_t count, const UpdateRuns::Run& run, const void* gradient) {
+    auto span = whole.from(at - begin);
+    if (run.parameter_group == UpdateRuns::kFrozen) {
+      if (elsewhere) kernels::convert(span.parameter, span.parameter_dtype, span.master, span.master_dtype, count);
       return;
     }
     span.numel = count;
-    span.parameter_group = parameter_group;
-    span.missed_steps = missed_steps;
+    span.parameter_group = run.parameter_group;
+    span.missed_steps = run.missed_steps;
     span.gradient = gradient;
+    if (optimizer_.rounds_stochastically()) {
+      const auto& member = bound.members[run.member];
+      span.parameter_hash = XXH3_64bits(member.name.data(), member.name.size());
+      span.parameter_begin = member.elements_before(run_.topology.tensor_rank) + run.member_begin + at - run.begin;
+    }
     spans.push_back(span);
   };
   if (!grads) {  // the members' .grad
@@ -137,7 +140,10 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
     }
     for (const auto& piece : pieces) {
       const auto& grad = bound.gradients.kept(piece.parameter);
-      update(begin + piece.range_begin, piece.numel, group_of(piece), missed_steps(group)[piece.parameter],
+      const auto at = begin + piece.range_begin;
+      update(at, piece.numel,
+             {at, piece.numel, group_of(piece), missed_steps(group)[piece.parameter], piece.parameter,
+              piece.parameter_begin},
              grad.defined() ? static_cast<const char*>(grad.const_data_ptr()) + piece.parameter_begin * width : zeros);
     }
     optimizer_.update(spans, factor_);
@@ -148,9 +154,7 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
   const auto* const first_gradient = static_cast<const char*>(buffers_.data(grads));
   for (const auto& run : runs(group).runs()) {
     const auto first = std::max(run.begin, begin), last = std::min(run.begin + run.numel, end);
-    if (first < last)
-      update(first, last - first, run.parameter_group, run.missed_steps,
-             first_gradient + (shift + first) * width(grads.dtype));
+    if (first < last) update(first, last - first, run, first_gradient + (shift + first) * width(grads.dtype));
   }
   optimizer_.update(spans, factor_);
 }

@@ -193,6 +193,12 @@ bool apart(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
+std::int64_t ModelParameter::elements_before(int part) const {
+  std::int64_t elements = 0;
+  for (int before = 0; is_cut() && before < part; ++before) elements += cut.cut.part_numel(before);
+  return elements;
+}
+
 std::vector<ModelParameter> find_parameters(torch::nn::Module& model, const config::Settings& settings) {
   Walk walk{settings.units, {}, {}, {}, {}};
   walk.visit(model, "", "", {});

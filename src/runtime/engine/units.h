@@ -52,6 +52,8 @@ struct ModelParameter {
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }
+  // Elements in the parts of the tensor-parallel ranks before `part`; 0 for a parameter that is not cut.
+  std::int64_t elements_before(int part) const;
 };
 
 // Every parameter once (tied ones by TensorImpl), in order of registration, with its unit. Throws ConfigError that

@@ -263,11 +263,10 @@ def _block_of_ops(optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
     own: Any = optimizer
     if not (issubclass(of, EngineOptimizer) and of.__module__.startswith(EngineOptimizer.__module__)) or not own.kind:
         return None
-    # The program's argument. The fused classes have 16-bit states without an engine, and fp32 ones with it.
-    if not vars(own).get("fp32_optimizer_states", True):
-        why = "fp32_optimizer_states=False is not built: the engine's states are fp32"
-        raise CannotTakeOver(optimizer, why, "leave it out")
     params = {"adam_w_mode": own.adam_w_mode} if hasattr(optimizer, "adam_w_mode") else {}
+    # The program's argument: states have the masters' dtype. That of the fused classes is for use without an engine.
+    if not vars(own).get("fp32_optimizer_states", True):
+        params["fp32_optimizer_states"] = False
     return {"type": own.kind, "params": params}
 
 

@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kSquareWarps* kSquareLanes, kSquareBlocks)
 // One warp per vector: its first thread adds the pieces in order, the others prefetch.
 __global__ void __launch_bounds__(kSquareLanes) add_pieces_kernel(const __grid_constant__ Squares squares) {
   const auto& task = squares.tasks[blockIdx.x];
-  const auto end = static_cast<int>(blockIdx.x) + 1 < squares.count ? squares.tasks[blockIdx.x + 1].first_block
-                                                                   : squares.num_pieces;
+  const auto end =
+      static_cast<int>(blockIdx.x) + 1 < squares.count ? squares.tasks[blockIdx.x + 1].first_block : squares.num_pieces;
   const auto* const pieces = squares.pieces + task.first_block;
   const std::int64_t count = end - task.first_block;
   const int lane = static_cast<int>(threadIdx.x);
@@ -217,8 +217,7 @@ int sums_of_squares(Place place, const SquaredVector* vectors, int count, double
     }
     squares.num_pieces = static_cast<unsigned>(num_pieces);
     const auto blocks = (squares.num_pieces + kSquareWarps - 1) / kSquareWarps;
-    if (blocks > 0)
-      square_pieces_kernel<<<blocks, kSquareWarps * kSquareLanes, 0, stream_of(place)>>>(squares);
+    if (blocks > 0) square_pieces_kernel<<<blocks, kSquareWarps * kSquareLanes, 0, stream_of(place)>>>(squares);
     add_pieces_kernel<<<static_cast<unsigned>(squares.count), kSquareLanes, 0, stream_of(place)>>>(squares);
     pieces += num_pieces;
   }
@@ -237,15 +236,15 @@ int first_non_finite(Place place, const void* in, Dtype dtype, std::int64_t nume
 }
 
 bool quad_aligned(const kernels::UpdateRange& range, int num_slots) {
-  bool aligned = quad_aligned(range.master, Dtype::F32) && quad_aligned(range.gradient, range.gradient_dtype) &&
+  bool aligned = quad_aligned(range.master, range.master_dtype) && quad_aligned(range.gradient, range.gradient_dtype) &&
                  (range.parameter == nullptr || quad_aligned(range.parameter, range.parameter_dtype));
-  for (int slot = 0; slot < num_slots; ++slot) aligned = aligned && quad_aligned(range.slots[slot], Dtype::F32);
+  for (int slot = 0; slot < num_slots; ++slot) aligned = aligned && quad_aligned(range.slots[slot], range.slot_dtype);
   return aligned;
 }
 
 template <class Algorithm>
-int update_by(const Algorithm& algorithm, Place place, float factor, const StepNorm* norm,
-              const kernels::SizedRange* ranges, int count) {
+int launch_updates(const Algorithm& algorithm, Place place, float factor, const StepNorm* norm,
+                   const kernels::SizedRange* ranges, int count) {
   const OnDevice device(place.device);
   if (device.status() != cudaSuccess) return device.status();
   for (int done = 0; done < count;) {
@@ -260,10 +259,18 @@ int update_by(const Algorithm& algorithm, Place place, float factor, const StepN
       blocks += (numel + kUpdatedPerBlock - 1) / kUpdatedPerBlock;
       if (blocks > kMostBlocks) return cudaErrorInvalidValue;
     }
-    if (blocks > 0)
-      update_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(place)>>>(updates);
+    if (blocks > 0) update_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(place)>>>(updates);
   }
   return cudaGetLastError();
+}
+
+template <class Algorithm>
+int update_by(const Algorithm& algorithm, Place place, float factor, const StepNorm* norm,
+              const kernels::SizedRange* ranges, int count) {
+  bool fp32 = true;
+  for (int i = 0; i < count; ++i) fp32 = fp32 && ranges[i].range.is_fp32();
+  return fp32 ? launch_updates(algorithm, place, factor, norm, ranges, count)
+              : launch_updates(Narrow<Algorithm>(algorithm), place, factor, norm, ranges, count);
 }
 
 int update(Place place, const kernels::UpdateConstants* constants, float factor, const kernels::SizedRange* ranges,
@@ -322,7 +329,7 @@ int free_host(int device, void* data, std::size_t bytes) {
 
 constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
                                &accumulate,       &scale,      &sums_of_squares, &first_non_finite, &update,
-                               &update_by_norm,   &add_sums,   &step_norm,        &allocate_host,    &free_host};
+                               &update_by_norm,   &add_sums,   &step_norm,       &allocate_host,    &free_host};
 
 }  // namespace
 }  // namespace zero::cuda

@@ -80,7 +80,8 @@ class _Adam(SubgroupOptimizer):
 class DeepSpeedCPUAdam(_Adam):
     """[local] adamw_mode: decoupled decay (AdamW), else decay is part of the gradient.
 
-    fp32_optimizer_states=False: moments in the parameters' dtype, without an engine only.
+    fp32_optimizer_states=False: moments in the parameters' dtype; in an engine in that of its masters, fp32 unless
+    bf16_master_weights_and_grads is true.
     """
 
     def __init__(

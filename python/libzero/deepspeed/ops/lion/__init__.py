@@ -26,7 +26,7 @@ class _Lion(EngineOptimizer):
 
 
 class DeepSpeedCPULion(_Lion):
-    """[local] fp32_optimizer_states=False: moments in the parameters' dtype, without an engine only."""
+    """[local] fp32_optimizer_states=False: moments in the dtype of the parameters, in an engine of its masters."""
 
     def __init__(
         self,
