@@ -94,8 +94,9 @@ def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[st
     theirs = RECORD[case]
     if case == "checkpoint":  # DeepSpeed's stage 3 keeps its shards, and with them its old weights
         theirs["3"]["weights only"] = theirs["2"]["weights only"]
-    # DeepSpeed reduces gradients of linear layers in bf16 there, and the engine all of them in fp32.
-    compare(observed[case], theirs, case, 2e-3 if case == "autocast_of_some" else 1e-4)
+    # DeepSpeed reduces gradients of linear layers in bf16 there, and the engine all of them in fp32; with masters in bf16
+    # DeepSpeed's update rounds more than once.
+    compare(observed[case], theirs, case, {"autocast_of_some": 2e-3, "narrow_states": 5e-3}.get(case, 1e-4))
 
 
 def test_torch_distributed_of_one_host_listens_on_the_loopback(run_of_two_ranks: tuple[dict[str, Any], str]) -> None:

@@ -218,7 +218,7 @@ def test_states_have_the_dtype_of_the_masters(make: Any) -> None:
             model = network()
             optimizer = make(model.parameters(), fp32_optimizer_states=not narrow)
             engine, _, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config={**settings, "bf16": block})
-            held = {(tier, purpose): now for tier, purpose, now, _ in engine._engine.memory().rows}
+            held = {(row.tier, row.purpose): row.current for row in engine._engine.memory().rows}
             bytes_of[narrow, len(block)] = held["device", "optimizer states"]
             engine.destroy()
     assert bytes_of[True, 2] * 2 == bytes_of[False, 2] == bytes_of[True, 1] == bytes_of[False, 1] > 0

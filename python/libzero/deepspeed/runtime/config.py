@@ -18,7 +18,7 @@ import torch
 
 from libzero._native import Options
 from libzero.config import as_options
-from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed._refuse import AssertedConfigError, module_getattr
 from libzero.deepspeed.monitor.monitor import services
 from libzero.deepspeed.utils.logging import log_dist
 from libzero.errors import ConfigError
@@ -195,11 +195,11 @@ def located(message: str, config: Mapping[str, Any]) -> str:
 
 
 def options_of(native: Mapping[str, Any], config: Mapping[str, Any]) -> Options:
-    """[local] native: what native_config() made of `config`. ConfigError names the file and line of each fault."""
+    """[local] native: what native_config() made of `config`. AssertedConfigError names file and line of each fault."""
     try:
         return as_options(native)
     except ConfigError as fault:
-        told = ConfigError(located(str(fault), config))
+        told = AssertedConfigError(located(str(fault), config))
         told.code = fault.code
         raise told from None
 
