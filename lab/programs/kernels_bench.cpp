@@ -17,12 +17,14 @@
 #include <cstdlib>
 #include <functional>
 
+#include "kernels/blocks8.h"
 #include "kernels/elementwise.h"
 #include "kernels/update_simd.h"
 
 namespace {
 
 using zero::kernels::Dtype;
+using zero::kernels::UpdateRange;
 
 struct Variant {
   const char* name;
@@ -34,6 +36,50 @@ struct Variant {
     std::sort(seconds.begin(), seconds.end());
     return seconds[seconds.size() / 2];
   }
+};
+
+// AdamW with OpenMP threads.
+void update_parallel(const UpdateRange& range, std::int64_t numel) {
+  const zero::kernels::UpdateConstants constants{.rule = zero::kernels::Rule::AdamDecoupled,
+                                                 .keep = 0.999f,
+                                                 .beta1 = 0.9f,
+                                                 .beta2 = 0.999f,
+                                                 .new1 = 0.1f,
+                                                 .new2 = 0.001f,
+                                                 .root2 = 1,
+                                                 .eps = 1e-8f,
+                                                 .negative_step = -1e-5f};
+  const std::int64_t part = std::int64_t{1} << 16;
+#pragma omp parallel for schedule(static)
+  for (std::int64_t at = 0; at < numel; at += part)
+    zero::kernels::update_range(constants, range, 1, at, std::min(numel, at + part));
+}
+
+// Masters and moments of fewer bits.
+class Narrow {
+ public:
+  Narrow(std::int64_t numel, Dtype master, int slot_bits, bool stochastic) : numel_(numel) {
+    const auto bytes = [&](Dtype dtype) { return static_cast<std::size_t>(numel) * zero::kernels::size_of(dtype); };
+    master_.resize(bytes(master));
+    range_.master_dtype = master;
+    range_.slots_in_blocks = slot_bits == 8;
+    range_.slot_dtype = slot_bits == 16 ? Dtype::BF16 : Dtype::F32;
+    range_.key = stochastic ? 12345 : 0;
+    for (auto& slot : slots_)
+      slot.resize(slot_bits == 8 ? static_cast<std::size_t>(zero::kernels::state_block_bytes(numel))
+                                 : bytes(range_.slot_dtype));
+    range_.master = master_.data();
+    for (int k = 0; k < 2; ++k) range_.slots[k] = slots_[k].data();
+  }
+  void update(const float* gradient) {
+    range_.gradient = gradient;
+    update_parallel(range_, numel_);
+  }
+
+ private:
+  std::int64_t numel_;
+  std::vector<char> master_, slots_[2];
+  UpdateRange range_{};
 };
 
 // Masters and moments of AdamW in pages of one kind: of the process alone, or of a memory file, as ranks that are to
@@ -61,20 +107,7 @@ class States {
   States& operator=(const States&) = delete;
 
   void update(const float* gradient) {
-    const zero::kernels::UpdateConstants constants{.rule = zero::kernels::Rule::AdamDecoupled,
-                                                   .keep = 0.999f,
-                                                   .beta1 = 0.9f,
-                                                   .beta2 = 0.999f,
-                                                   .new1 = 0.1f,
-                                                   .new2 = 0.001f,
-                                                   .root2 = 1,
-                                                   .eps = 1e-8f,
-                                                   .negative_step = -1e-5f};
-    const zero::kernels::UpdateRange range{states_[0], {states_[1], states_[2]}, gradient, Dtype::F32, nullptr, {}};
-    const std::int64_t part = std::int64_t{1} << 16;
-#pragma omp parallel for schedule(static)
-    for (std::int64_t at = 0; at < numel_; at += part)
-      zero::kernels::update_range(constants, range, 1, at, std::min(numel_, at + part));
+    update_parallel({states_[0], {states_[1], states_[2]}, gradient, Dtype::F32, nullptr, {}}, numel_);
   }
 
  private:
@@ -110,6 +143,8 @@ int main(int argc, char** argv) {
   const auto values = torch::randn({numel});
   double squares = 0;
   States small(numel, false, false), large(numel, false, true), file(numel, true, false), large_file(numel, true, true);
+  Narrow nearest(numel, Dtype::F32, 16, false), bf16(numel, Dtype::F32, 16, true),
+      no_masters(numel, Dtype::BF16, 16, true), blocks(numel, Dtype::F32, 8, false);
   const auto* gradient = values.const_data_ptr<float>();
 
   std::vector<Variant> variants = {
@@ -135,6 +170,10 @@ int main(int argc, char** argv) {
       {"AdamW, states in a memory file", 28, [&] { file.update(gradient); }, "AdamW, states in small pages"},
       {"AdamW, states in a memory file, large pages", 28, [&] { large_file.update(gradient); },
        "AdamW, states in small pages"},
+      {"AdamW, bf16 states, to the nearest", 20, [&] { nearest.update(gradient); }, "AdamW, states in small pages"},
+      {"AdamW, bf16 states", 20, [&] { bf16.update(gradient); }, "AdamW, states in small pages"},
+      {"AdamW, bf16 states and masters", 16, [&] { no_masters.update(gradient); }, "AdamW, states in small pages"},
+      {"AdamW, 8-bit states", 16.0625, [&] { blocks.update(gradient); }, "AdamW, states in small pages"},
   };
   for (int round = -1; round < rounds; ++round)
     for (auto& variant : variants) {

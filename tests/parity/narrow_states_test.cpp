@@ -1,14 +1,16 @@
-// Masters and optimizer states in 16 bits: the bits of a plain loop that rounds to the nearest; with stochastic
+// Masters and optimizer states of 16 and 8 bits: the bits of a plain loop that rounds to the nearest; with stochastic
 // rounding the same bits at every stage, on every tier and after a resume, losses near those of fp32 states, and the
 // bytes of the formula.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
 #include <zero/update_rule.h>
 
 #include <algorithm>
 #include <cmath>
 #include <mutex>
 
+#include "kernels/blocks8.h"
 #include "parity/training.h"
 #include "support/folder.h"
 
@@ -23,6 +25,7 @@ constexpr const char* kBoth = R"(, "bf16_master_weights_and_grads": true, "bf16_
 constexpr const char* kHalfMasters = R"(, "fp16_master_weights_and_grads": true)";
 constexpr const char* kStates16 =
     R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05, "state_bits": 16}})";
+constexpr const char* kStates8 = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05, "state_bits": 8}})";
 constexpr const char* kNearest = R"(, "libzero": {"stochastic_rounding": false})";
 
 struct Recipe {
@@ -30,13 +33,18 @@ struct Recipe {
   const char* recipe;
   const char* block;
   const char* optimizer;
+  int bits;                                                                             // of a state
+  bool has_masters() const { return *block == '\0' && std::string(recipe) != "fp32"; }  // of its own
 };
 constexpr const char* kAdamW = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.05}})";
-const Recipe kRecipes[] = {{"bf16 masters", "bf16", kMasters, kAdamW},
-                           {"bf16 masters and states", "bf16", kBoth, kAdamW},
-                           {"fp16 masters", "fp16", kHalfMasters, kAdamW},
-                           {"fp32 masters, bf16 states", "bf16", "", kStates16},
-                           {"fp32 parameters, bf16 states", "fp32", "", kStates16}};
+const Recipe kRecipes[] = {{"bf16 masters", "bf16", kMasters, kAdamW, 32},
+                           {"bf16 masters and states", "bf16", kBoth, kAdamW, 16},
+                           {"fp16 masters", "fp16", kHalfMasters, kAdamW, 32},
+                           {"fp32 masters, bf16 states", "bf16", "", kStates16, 16},
+                           {"fp32 parameters, bf16 states", "fp32", "", kStates16, 16},
+                           {"fp32 masters, 8-bit states", "bf16", "", kStates8, 8},
+                           {"fp32 parameters, 8-bit states", "fp32", "", kStates8, 8},
+                           {"bf16 masters, 8-bit states", "bf16", kMasters, kStates8, 8}};
 
 Training setup_of(const Recipe& recipe, int stage, int world = 2) {
   Training setup;
@@ -93,6 +101,28 @@ TEST(NarrowStates, EveryTierHasTheSameBits) {
   }
 }
 
+// A state as it is stored, in fp32. In 8 bits: the nearest of all shares of the block's maximum.
+at::Tensor stored(const at::Tensor& state, int bits, bool has_sign) {
+  if (bits == 32) return state;
+  if (bits == 16) return state.to(at::kBFloat16).to(at::kFloat);
+  const auto map = has_sign ? kernels::CodeMap::Signed : kernels::CodeMap::Unsigned;
+  const auto& values = kernels::values_of(map);
+  const auto shares = at::tensor(std::vector<float>(values.begin(), values.begin() + (has_sign ? 128 : 256)));
+  const auto doubles = shares.to(at::kDouble);
+  const auto borders = (doubles.slice(0, 1) + doubles.slice(0, 0, -1)) / 2;
+  const auto padding = (256 - state.numel() % 256) % 256;
+  const auto blocks = at::constant_pad_nd(state.flatten(), {0, padding}).view({-1, 256});
+  const auto largest = blocks.abs().amax(1, /*keepdim=*/true);
+  const auto maximum = at::where(largest < 0x1p-96, 0.0f, largest);
+  const auto share = at::where(maximum > 0, blocks.abs() * maximum.reciprocal(), 0.0f);
+  const auto low = at::searchsorted(borders, share.to(at::kDouble)),
+             high = at::searchsorted(borders, share.to(at::kDouble), /*out_int32=*/false, /*right=*/true);
+  auto code = at::where(low.remainder(2) == 0, low, high);  // of two equally near ones the even
+  if (!has_sign) code = at::where((blocks != 0).logical_and(maximum > 0), code.clamp_min(1), code);
+  const auto rounded = shares.index({code}) * maximum * at::where(blocks < 0, -1.0f, 1.0f);
+  return rounded.flatten().narrow(0, 0, state.numel()).view(state.sizes()).clone();
+}
+
 // Gradients of one rank, and libtorch's fused AdamW on fp32 copies; what is stored is rounded to the nearest.
 TEST(NarrowStates, ToTheNearestIsALoopOfLibtorch) {
   for (const auto& recipe : kRecipes) {
@@ -105,8 +135,6 @@ TEST(NarrowStates, ToTheNearestIsALoopOfLibtorch) {
     const bool fp16 = setup.recipe == "fp16";
     const auto dtype = dtype_of(setup);
     const auto master_dtype = std::string(recipe.block).empty() ? at::kFloat : dtype;
-    const auto state_dtype =
-        std::string(recipe.optimizer) == kStates16 || recipe.block == kBoth ? at::kBFloat16 : at::kFloat;
     const auto& task = problem(setup.problem);
     const auto module = make_module(task);
     struct State {
@@ -120,7 +148,7 @@ TEST(NarrowStates, ToTheNearestIsALoopOfLibtorch) {
       if (std::any_of(states.begin(), states.end(), is_p)) continue;  // tied
       const auto initial = p.detach().clone();
       p.set_data(initial.to(dtype));
-      const auto zeros = at::zeros(p.sizes(), state_dtype);
+      const auto zeros = at::zeros(p.sizes());
       states.push_back({item.key(), p, initial.to(master_dtype), zeros, zeros.clone(), at::zeros({})});
     }
     for (int step = 0; step < setup.steps; ++step) {
@@ -129,13 +157,13 @@ TEST(NarrowStates, ToTheNearestIsALoopOfLibtorch) {
       loss.backward();
       const at::NoGradGuard no_grad;
       for (auto& s : states) {
-        auto p = s.master.to(at::kFloat), m = s.m.to(at::kFloat), v = s.v.to(at::kFloat);
+        auto p = s.master.to(at::kFloat), m = s.m, v = s.v;
         const auto gradient = s.parameter.grad().defined() ? s.parameter.grad().to(at::kFloat) * (fp16 ? 1.0 / 64 : 1)
                                                            : at::zeros_like(p);
         s.count += 1;
         at::_fused_adamw_({p}, {gradient}, {m}, {v}, {}, {s.count}, 0.01, 0.9, 0.999, 0.05, 1e-8, false, false);
         s.master = p.to(master_dtype);
-        s.m = m.to(state_dtype), s.v = v.to(state_dtype);
+        s.m = stored(m, recipe.bits, /*has_sign=*/true), s.v = stored(v, recipe.bits, /*has_sign=*/false);
         s.parameter.set_data(s.master.to(dtype));
         s.parameter.mutable_grad() = at::Tensor();
       }
@@ -164,17 +192,23 @@ TEST(NarrowStates, BytesAreThoseOfTheFormula) {
           engine.backward(loss_of(task, *module, comm->rank(), k, dtype_of(setup)));
           engine.step();
         }
-        std::uint64_t all = 0;
-        for (const auto& [name, numel] : engine.units()) all += static_cast<std::uint64_t>(numel);
-        const auto owned = all / (stage >= 1 ? 2 : 1);
-        const bool masters = *recipe.block != '\0', fp32 = setup.recipe == "fp32";
-        const bool states = std::string(recipe.optimizer) == kStates16 || recipe.block == kBoth;
         const auto memory = engine.memory();
         const auto device = [&](Purpose purpose) { return memory.current(Tier::Device, purpose); };
-        EXPECT_EQ(device(Purpose::MasterParameters), masters || fp32 ? 0 : 4 * owned) << recipe.name << stage;
-        EXPECT_EQ(device(Purpose::OptimizerStates), (states ? 4 : 8) * owned) << recipe.name << stage;
+        std::uint64_t all = 0;
+        for (const auto& [name, numel] : engine.units()) all += static_cast<std::uint64_t>(numel);
+        if (recipe.bits == 8) {  // parameters and shards are padded to blocks
+          const auto stored = device(Purpose::Parameters) * (stage >= 3 ? 2 : 1) / (setup.recipe == "fp32" ? 4 : 2);
+          EXPECT_GE(stored, all);
+          EXPECT_LE(stored, all + 256 * module->parameters().size() + 512 * engine.units().size());
+          all = stored;
+        }
+        const auto owned = all / (stage >= 1 ? 2 : 1);
+        EXPECT_EQ(device(Purpose::MasterParameters), recipe.has_masters() ? 4 * owned : 0) << recipe.name << stage;
+        const auto of_states = recipe.bits == 8 ? 2 * owned + 2 * 4 * owned / 256 : owned * 2 * recipe.bits / 8;
+        EXPECT_EQ(device(Purpose::OptimizerStates), of_states) << recipe.name << stage;
         // Without fp32 masters accumulated gradients stay in the parameters' dtype.
-        EXPECT_EQ(device(Purpose::Gradients), (masters ? 2 : 4) * all / (stage >= 2 ? 2 : 1)) << recipe.name << stage;
+        EXPECT_EQ(device(Purpose::Gradients), (*recipe.block == '\0' ? 4 : 2) * all / (stage >= 2 ? 2 : 1))
+            << recipe.name << stage;
       });
     }
 }
@@ -226,7 +260,7 @@ TEST(NarrowStates, AResumedRunContinuesWithTheSameBits) {
 
 TEST(NarrowStates, CheckpointsOfOtherDtypesAreTakenAndSaidSo) {
   const TempFolder wide, narrow;
-  const Recipe fp32{"fp32 masters", "bf16", "", kAdamW};
+  const Recipe fp32{"fp32 masters", "bf16", "", kAdamW, 32};
   train(setup_of(fp32, 2), 0, 3, wide.text(), false);
   train(setup_of(kRecipes[1], 2), 0, 3, narrow.text(), false);
   std::string log;
@@ -241,15 +275,56 @@ TEST(NarrowStates, CheckpointsOfOtherDtypesAreTakenAndSaidSo) {
   EXPECT_EQ(quiet.find("rounded"), std::string::npos) << quiet;
 }
 
+// A load reads a state in the parts that the ranks saved; each part of a block would round the rest of it again.
+TEST(NarrowStates, AStateInBlocksIsWrittenWhole) {
+  const TempFolder of_three, of_one;
+  const Recipe wide{"fp32 masters", "bf16", "", kAdamW, 32}, blocks{"8-bit states", "bf16", "", kStates8, 8};
+  train(setup_of(wide, 2, 3), 0, 3, of_three.text(), false);
+  run_ranks(1, [&](std::shared_ptr<Communicator> comm) {
+    auto module = make_module(problem("gpt"));
+    Engine engine(module, Options::from_json(json_of(setup_of(wide, 2, 1))), comm);
+    engine.load_checkpoint(of_three.path());
+    engine.save_checkpoint(of_one.path(), "t");
+  });
+  EXPECT_EQ(train(setup_of(blocks, 2, 1), 3, 3, of_three.text(), true),
+            train(setup_of(blocks, 2, 1), 3, 3, of_one.text(), true));
+}
+
+// A matrix of more elements than a tile, whose states are read and written in tiles.
+TEST(NarrowStates, TilesOfAFileHaveWholeBlocks) {
+  const TempFolder folder;
+  const auto hash_of = [&](const std::string& zero, int bits) {
+    std::string hash;
+    run_ranks(1, [&](std::shared_ptr<Communicator> comm) {
+      at::manual_seed(5);
+      const auto model = std::make_shared<torch::nn::LinearImpl>(900, 900);
+      Engine engine(model,
+                    Options::from_json(R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params":
+                        {"lr": 0.01, "state_bits": )" +
+                                       std::to_string(bits) + R"(}}, "zero_optimization": {"stage": 2)" + zero + "}}"),
+                    comm);
+      for (int step = 0; step < 3; ++step) {
+        engine.backward(model->forward(at::randn({2, 900})).square().mean());
+        engine.step();
+      }
+      hash = engine.state_hash();
+    });
+    return hash;
+  };
+  const auto in_file =
+      R"(, "sub_group_size": 0, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.text() + "\"}";
+  for (const int bits : {8, 16}) EXPECT_EQ(hash_of(in_file, bits), hash_of("", bits)) << bits;
+}
+
 // Rounding to the nearest loses updates below half a step of bf16; their mean is not lost: the mean loss of 300 steps.
 TEST(NarrowStates, LossesStayNearThoseOfFp32States) {
-  const auto mean_loss = [](const char* block, const std::string& extra) {
+  const auto mean_loss = [](const char* block, const std::string& extra, int bits = 32) {
     Training setup;
     setup.recipe = "bf16";
     setup.block = block;
     setup.extra = extra;
     setup.steps = 300;
-    setup.optimizer = R"({"type": "AdamW", "params": {"lr": 0.0005}})";
+    setup.optimizer = R"({"type": "AdamW", "params": {"lr": 0.0005, "state_bits": )" + std::to_string(bits) + "}}";
     const auto run = train_threads(setup);
     double sum = 0;
     for (const double loss : run.losses) sum += loss;
@@ -259,6 +334,8 @@ TEST(NarrowStates, LossesStayNearThoseOfFp32States) {
   const auto stochastic = mean_loss(kBoth, ""), nearest = mean_loss(kBoth, kNearest);
   EXPECT_LT(std::fabs(stochastic - fp32), 0.01 * fp32) << stochastic << " " << fp32;
   EXPECT_GT(nearest, 1.1 * fp32);
+  const auto in_blocks = mean_loss("", "", 8);
+  EXPECT_LT(std::fabs(in_blocks - fp32), 0.005 * fp32) << in_blocks << " " << fp32;
 }
 
 class Nothing : public UpdateRule {

@@ -88,6 +88,11 @@ class Checker {
                    value("optimizer.params.dampening") + ", expected momentum above 0 and dampening 0",
                "set momentum, 0.9 say, or leave nesterov out",
                {"optimizer.params.momentum", "optimizer.params.dampening"});
+    if (const auto bits = value("optimizer.params.state_bits"); bits != "32" && bits != "16" && bits != "8")
+      conflict("optimizer.params.state_bits", "got " + bits + ", expected 32, 16 or 8", "16 stores states in bf16");
+    else if (bits == "8" && name != "Adam" && name != "AdamW" && name != "Lion")
+      conflict("optimizer.params.state_bits", "got 8 for " + name + ", expected Adam, AdamW or Lion", "set 16 or 32",
+               {"optimizer.type"});
     if (name == "AdamW" && !on("optimizer.params.adam_w_mode"))
       conflict("optimizer.params.adam_w_mode", "got false, expected true for AdamW",
                "use type Adam for decay inside the gradient", {"optimizer.type"});
@@ -267,8 +272,6 @@ class Checker {
     if (on("bf16.bf16_optimizer_states") && !on("bf16.bf16_master_weights_and_grads"))
       conflict("bf16.bf16_optimizer_states", "got true without bf16_master_weights_and_grads",
                "set both, or optimizer.params.state_bits 16, which keeps fp32 masters");
-    if (const auto bits = value("optimizer.params.state_bits"); bits != "32" && bits != "16")
-      conflict("optimizer.params.state_bits", "got " + bits + ", expected 32 or 16", "16 stores them in bf16");
     if (fp16 && on("fp16.fp16_master_weights_and_grads") && !on("optimizer.params.fp32_optimizer_states"))
       conflict("optimizer.params.fp32_optimizer_states", "got false with fp16 masters, expected true",
                "squares of gradients need more range than fp16 has: leave it out, or set state_bits 16 (bf16)",

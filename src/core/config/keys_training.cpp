@@ -68,8 +68,8 @@ void add_training_keys(std::vector<Key>& keys) {
            "true: weight decay outside of the gradient, as in AdamW", owned_by("NAdam RAdam"))
       .key("params.rho", &OptimizerSettings::rho, "decay rate of both means of squares", at_least(0), below(1),
            owned_by("Adadelta"))
-      .key("params.state_bits", &OptimizerSettings::state_bits, "bits of an optimizer state; 16: bf16", at_least(16),
-           at_most(32))
+      .key("params.state_bits", &OptimizerSettings::state_bits,
+           "bits of an optimizer state; 16: bf16, 8: blocks of codes (Adam, AdamW, Lion)", at_least(8), at_most(32))
       .key("params.fp32_optimizer_states", &OptimizerSettings::fp32_states,
            "false: optimizer states have the dtype of the masters");
   Block(keys, "scheduler", &Settings::schedule)

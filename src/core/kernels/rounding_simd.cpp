@@ -113,6 +113,27 @@ void round_stochastically(void* out, Dtype dtype, const float* in, const std::ui
   round_value<Dtype::F16>(out, in, bits, value, numel);
 }
 
+template <Dtype kFrom, Dtype kTo>
+void convert_all(Stored<kTo>* out, const Stored<kFrom>* in, std::int64_t numel) {
+  constexpr std::int64_t kLanes = simd::lanes(Floats());
+  const Floats f;
+  std::int64_t i = 0;
+  for (; i + kLanes <= numel; i += kLanes) simd::store<kTo>(f, simd::load<kFrom>(f, in + i), out + i);
+  if (i < numel) simd::store_some<kTo>(f, simd::load_some<kFrom>(f, in + i, numel - i), out + i, numel - i);
+}
+
+void widen(float* out, const void* in, Dtype dtype, std::int64_t numel) {
+  const auto* const from = static_cast<const std::uint16_t*>(in);
+  if (dtype == Dtype::BF16) return convert_all<Dtype::BF16, Dtype::F32>(out, from, numel);
+  convert_all<Dtype::F16, Dtype::F32>(out, from, numel);
+}
+
+void round_to_nearest(void* out, Dtype dtype, const float* in, std::int64_t numel) {
+  auto* const to = static_cast<std::uint16_t*>(out);
+  if (dtype == Dtype::BF16) return convert_all<Dtype::F32, Dtype::BF16>(to, in, numel);
+  convert_all<Dtype::F32, Dtype::F16>(to, in, numel);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace zero::kernels
 HWY_AFTER_NAMESPACE();
@@ -121,6 +142,14 @@ HWY_AFTER_NAMESPACE();
 namespace zero::kernels {
 HWY_EXPORT(draw_bits);
 HWY_EXPORT(round_stochastically);
+HWY_EXPORT(widen);
+HWY_EXPORT(round_to_nearest);
+void widen(float* out, const void* in, Dtype dtype, std::int64_t numel) {
+  HWY_DYNAMIC_DISPATCH(widen)(out, in, dtype, numel);
+}
+void round_to_nearest(void* out, Dtype dtype, const float* in, std::int64_t numel) {
+  HWY_DYNAMIC_DISPATCH(round_to_nearest)(out, dtype, in, numel);
+}
 void draw_bits(std::uint32_t* out, std::uint64_t key, std::int64_t first_element, std::int64_t numel) {
   HWY_DYNAMIC_DISPATCH(draw_bits)(out, key, first_element, numel);
 }

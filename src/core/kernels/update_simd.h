@@ -57,12 +57,15 @@ struct UpdateRange {
   void* parameter;
   Dtype parameter_dtype;
   Dtype master_dtype = Dtype::F32, slot_dtype = Dtype::F32;
+  // Slots are in 8 bits (blocks8.h), the first with signs, and begin with a block; slot_dtype has no meaning. Not on
+  // GPUs.
+  bool slots_in_blocks = false;
   // Of 16-bit masters and slots: 0: rounded to nearest even; else stochastically, by [Note: random bits] in
   // cuda/random_bits.h, with the position of the range's first element in its parameter.
   std::uint64_t key = 0;
   std::int64_t first_element = 0;
 
-  bool is_fp32() const { return master_dtype == Dtype::F32 && slot_dtype == Dtype::F32; }
+  bool is_fp32() const { return master_dtype == Dtype::F32 && slot_dtype == Dtype::F32 && !slots_in_blocks; }
 };
 
 // With the number of its elements.
@@ -71,7 +74,8 @@ struct SizedRange {
   std::int64_t numel;
 };
 
-// Updates elements [begin, end) of the range in this thread with gradient * factor.
+// Updates elements [begin, end) of the range in this thread with gradient * factor. begin: with slots_in_blocks of a
+// block.
 void update_range(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
                   std::int64_t end);
 

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/name_pattern.h"
 #include "config/optimizers.h"
+#include "kernels/blocks8.h"
 
 namespace zero::optim {
 namespace {
@@ -275,7 +276,13 @@ Span Span::from(std::int64_t at) const {
   };
   Span rest = *this;
   rest.master = moved(master, master_dtype);
-  for (auto& slot : rest.slots) slot = moved(slot, slot_dtype);
+  ZERO_CHECK(!slots_in_blocks || at % kernels::kStateBlock == 0, "[Span] got element ", at, " of states in blocks");
+  for (auto& slot : rest.slots) {
+    if (slots_in_blocks && slot != nullptr)
+      slot = static_cast<char*>(slot) + kernels::state_block_bytes(at);
+    else
+      slot = moved(slot, slot_dtype);
+  }
   rest.gradient = moved(const_cast<void*>(gradient), gradient_dtype);  // only read
   rest.parameter = moved(parameter, parameter_dtype);
   rest.parameter_begin += at;
@@ -297,7 +304,8 @@ kernels::UpdateRange ShardedOptimizer::range_of(const Span& span) const {
                              .parameter = copies ? span.parameter : nullptr,
                              .parameter_dtype = span.parameter_dtype,
                              .master_dtype = span.master_dtype,
-                             .slot_dtype = num_slots() > 0 ? span.slot_dtype : kernels::Dtype::F32};
+                             .slot_dtype = num_slots() > 0 ? span.slot_dtype : kernels::Dtype::F32,
+                             .slots_in_blocks = num_slots() > 0 && span.slots_in_blocks};
   for (int slot = 0; slot < num_slots(); ++slot) range.slots[slot] = span.slots[slot];
   if (seed_ && !range.is_fp32()) {
     range.key = kernels::rounding_key(*seed_, applied_ + 1, span.parameter_hash);

@@ -24,6 +24,7 @@ struct Span {
   void* master = nullptr;
   void* slots[kernels::kMostSlots] = {};  // num_slots() states, in the order of slot_name()
   kernels::Dtype master_dtype = kernels::Dtype::F32, slot_dtype = kernels::Dtype::F32;
+  bool slots_in_blocks = false;  // in 8 bits, beginning with a block; slot_dtype has no meaning
   const void* gradient = nullptr;
   kernels::Dtype gradient_dtype = kernels::Dtype::F32;
   void* parameter = nullptr;  // receives the master, rounded to nearest even; null or `master`: not written
@@ -37,7 +38,7 @@ struct Span {
   std::uint64_t parameter_hash = 0;
   std::int64_t parameter_begin = 0;
 
-  // The rest, from element `at` on.
+  // The rest, from element `at` on; with slots_in_blocks the first of a block.
   Span from(std::int64_t at) const;
 };
 

@@ -117,9 +117,9 @@ void add_pools(const config::Settings& settings, const step::RunFacts& run, cons
   std::int64_t saved = 0, kept = 0;
   for (const auto& group : groups) {
     if (!group.trainable) continue;
-    const auto width = run.state_width(group.precision);
-    if (settings.checkpoint.decoupled) saved += group.shard() * width;
-    if (run.keeps_snapshots) kept += group.owned() * width;
+    // A snapshot holds 8-bit states as fp32, as a checkpoint does.
+    if (settings.checkpoint.decoupled) saved += run.saved_bytes(group.precision, group.shard());
+    if (run.keeps_snapshots) kept += run.saved_bytes(group.precision, group.owned());
   }
   auto held = std::min(settings.checkpoint.memory, saved) + std::min(settings.checkpoint.memory, kept);
   if (held == 0) return;

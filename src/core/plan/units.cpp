@@ -85,7 +85,8 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .fp32 = cut.fp32,
                      .parameters = std::move(cut.parameters),
                      .layout = sharding::ShardLayout::of_group(std::move(numels), ranks,
-                                                               cut.fp32 ? step::width(step::Dtype::F32) : width, !gpu),
+                                                               cut.fp32 ? step::width(step::Dtype::F32) : width, !gpu,
+                                                               settings.state_bits() == 8),
                      .axis = cut.axis,
                      .replicated = replicated});
   }

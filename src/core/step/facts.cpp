@@ -20,7 +20,9 @@ MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t
           .reduce = dtype_of(settings.communication_dtype.value_or(param)),
           .grad = dtype_of(settings.grad_accum_dtype.value_or(fp32 ? Precision::Fp32 : param)),
           .master = dtype_of(settings.low_precision_masters() ? param : Precision::Fp32),
-          .slots = dtype_of(settings.state_bits() == 16 ? Precision::Bf16 : Precision::Fp32)};
+          .slots = settings.state_bits() == 8    ? Dtype::U8
+                   : settings.state_bits() == 16 ? Dtype::BF16
+                                                 : Dtype::F32};
 }
 
 bool is_one_dtype(const MixedPrecisionPolicy& p) { return p.grad == p.param && p.reduce == p.param; }
@@ -105,7 +107,7 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
   run.delayed = zero.delayed_update.enabled;
   run.delayed_start = zero.delayed_update.start_step;
   const auto most = zero.sub_group_size;
-  run.tile_numel = step::tile_numel(std::min(most, optimizer.buffer_size.value_or(most)));
+  run.tile_numel = step::tile_numel(std::min(most, optimizer.buffer_size.value_or(most)), run.precision.slots);
   run.tiles = step::tiles_at_once(optimizer.buffer_count, run.num_slots);
   run.pipeline_read = optimizer.pipeline_read;
   run.pipeline_write = optimizer.pipeline_write;
@@ -123,7 +125,7 @@ std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& grou
   if (!run.keeps_snapshots) return 0;
   std::int64_t bytes = 0;
   for (const auto& group : groups)
-    bytes += group.trainable ? group.owned() * run.state_width(group.precision)
+    bytes += group.trainable ? run.saved_bytes(group.precision, group.owned())
                              : group.resting() * width(group.precision.param);
   return base::kKeptSlots * bytes;
 }

@@ -9,6 +9,7 @@
 #include <zero/memory_report.h>
 
 #include "config/settings.h"
+#include "kernels/blocks8.h"
 #include "sharding/shard_layout.h"
 
 namespace zero::step {
@@ -17,7 +18,7 @@ using Tier = MemoryReport::Tier;
 using Purpose = MemoryReport::Purpose;
 inline constexpr Tier kTiers[] = {Tier::Device, Tier::Host, Tier::File};
 
-enum class Dtype : std::uint8_t { U8, F16, BF16, F32 };
+enum class Dtype : std::uint8_t { U8, F16, BF16, F32 };  // U8: bytes; of optimizer states blocks of 8-bit codes
 // Bytes of one element.
 constexpr int width(Dtype dtype) { return dtype == Dtype::F32 ? 4 : dtype == Dtype::U8 ? 1 : 2; }
 
@@ -39,6 +40,11 @@ struct MixedPrecisionPolicy {
   Dtype master = Dtype::F32;  // fp32, or as param: then the parameter needs no other copy
   Dtype slots = Dtype::F32;   // optimizer states
 };
+
+// The elements of `dtype` that store an optimizer state of `numel` elements: more bytes if it is in blocks.
+constexpr std::int64_t slot_numel(Dtype dtype, std::int64_t numel) {
+  return dtype == Dtype::U8 ? kernels::state_block_bytes(numel) : numel;
+}
 
 // The ranks that shard one kind of parameter. A dense model has one axis, "dp". Sequence parallelism enlarges it;
 // experts have their own. A group of parameters belongs to one axis.
@@ -149,9 +155,14 @@ struct RunFacts {
   bool updates_together = false;     // of all groups before the first all-gather: a GPU
   bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
-  // Bytes of master and optimizer states per element.
-  std::int64_t state_width(const MixedPrecisionPolicy& of) const {
-    return width(of.master) + num_slots * width(of.slots);
+  // Bytes of the masters and optimizer states of `numel` elements, which are whole blocks of 8-bit states or end a
+  // range.
+  std::int64_t state_bytes(const MixedPrecisionPolicy& of, std::int64_t numel) const {
+    return numel * width(of.master) + num_slots * slot_numel(of.slots, numel) * width(of.slots);
+  }
+  // The same in a snapshot or a checkpoint, where states in blocks are fp32.
+  std::int64_t saved_bytes(const MixedPrecisionPolicy& of, std::int64_t numel) const {
+    return numel * (width(of.master) + num_slots * width(of.slots == Dtype::U8 ? Dtype::F32 : of.slots));
   }
   MixedPrecisionPolicy precision_of(bool fp32) const { return fp32 ? MixedPrecisionPolicy{} : precision; }
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }

@@ -19,16 +19,18 @@ Group::~Group() { become_frozen(); }
 void Group::make_states() {
   const auto& c = context;
   for (const auto& segment : facts.segments) {
-    const auto rest = [&](Purpose purpose, Role role, Dtype dtype) {
+    const auto rest = [&](Purpose purpose, Role role, Dtype dtype, std::int64_t numel) {
       return c.memory.rest(
           {.place = c.place_of(segment.tier), .tier = segment.tier, .purpose = purpose, .role = role, .group = index},
-          segment.numel, dtype);
+          numel, dtype);
     };
     auto& target = states.emplace_back();
-    target.master = segment.aliases_master ? params->resting_part(segment.begin, segment.numel)
-                                           : rest(Purpose::MasterParameters, Role::Master, facts.precision.master);
+    target.master = segment.aliases_master
+                        ? params->resting_part(segment.begin, segment.numel)
+                        : rest(Purpose::MasterParameters, Role::Master, facts.precision.master, segment.numel);
     for (int k = 0; k < c.facts.num_slots; ++k)
-      target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState, facts.precision.slots);
+      target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState, facts.precision.slots,
+                             slot_numel(facts.precision.slots, segment.numel));
   }
   if (!facts.delayed) return;
   pending_params = c.memory.rest({.place = c.host(),

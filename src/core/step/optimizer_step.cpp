@@ -60,7 +60,8 @@ void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
     widen(param, facts.precision.param);
   }
   const auto rest = [&](Place place, Role role, Dtype dtype) {
-    return c_.memory.rest({.place = place, .tier = Tier::Host, .purpose = Purpose::Other, .role = role}, numel, dtype);
+    const auto stored = role == Role::StatesTile ? slot_numel(dtype, numel) : numel;
+    return c_.memory.rest({.place = place, .tier = Tier::Host, .purpose = Purpose::Other, .role = role}, stored, dtype);
   };
   slots_.resize(static_cast<std::size_t>(count));
   for (auto& slot : slots_) {
@@ -92,7 +93,8 @@ void OptimizerStep::read_until(std::size_t end) {
     const auto& rests = tile.group->states[tile.segment];
     for (int k = 0; k <= c_.facts.num_slots; ++k) {
       const auto& from = k == 0 ? rests.master : rests.slots[k - 1];
-      slot.reads.add(c_.backend.tensors.read(part_of(slot, k, tile, from.dtype), from.part(tile.begin, tile.numel)));
+      slot.reads.add(
+          c_.backend.tensors.read(part_of(slot, k, tile, from.dtype), part_of(k, from, tile.begin, tile.numel)));
     }
   }
 }
@@ -111,7 +113,7 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
   if (in_file) slot->reads.wait();
   UpdateTarget target;
   const auto state = [&](int k, const View& rest) {
-    return in_file ? part_of(*slot, k, tile, rest.dtype) : rest.part(tile.begin, tile.numel);
+    return in_file ? part_of(*slot, k, tile, rest.dtype) : part_of(k, rest, tile.begin, tile.numel);
   };
   target.master = state(0, rests.master);
   for (int k = 0; k < c_.facts.num_slots; ++k) target.slots[k] = state(1 + k, rests.slots[k]);
@@ -135,7 +137,7 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
     slot->writes.begin(observe(tile, OpKind::StoreStates, OpReason::Leaves, Tier::Host, Tier::File, bytes));
     for (int k = 0; k <= c_.facts.num_slots; ++k)
       slot->writes.add(
-          c_.backend.tensors.write((k == 0 ? rests.master : rests.slots[k - 1]).part(tile.begin, tile.numel),
+          c_.backend.tensors.write(part_of(k, k == 0 ? rests.master : rests.slots[k - 1], tile.begin, tile.numel),
                                    k == 0 ? target.master : target.slots[k - 1]));
   }
   if (!travels) return;

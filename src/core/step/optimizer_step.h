@@ -54,11 +54,14 @@ class OptimizerStep {
                                     std::int64_t bytes);
   const Segment& segment_of(const Tile& tile) const { return tile.group->facts.segments[tile.segment]; }
   std::int64_t state_bytes(const Tile& tile) const {
-    return tile.numel * c_.facts.state_width(tile.group->facts.precision);
+    return c_.facts.state_bytes(tile.group->facts.precision, tile.numel);
   }
-  // Buffers have the widest dtype of all groups.
+  // Of the master (0) and the optimizer states. Buffers have room for the widest dtype of all groups.
+  static View part_of(int state, const View& stored, std::int64_t begin, std::int64_t numel) {
+    return state == 0 ? stored.part(begin, numel) : slot_part(stored, begin, numel);
+  }
   static View part_of(const Slot& slot, int state, const Tile& tile, Dtype dtype) {
-    return {slot.states[state].buffer, 0, tile.numel, dtype};
+    return part_of(state, {slot.states[state].buffer, 0, 0, dtype}, 0, tile.numel);
   }
   Slot& slot_of(std::size_t tile) { return slots_[tile % slots_.size()]; }
 

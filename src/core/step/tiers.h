@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "kernels/elementwise.h"
+#include "step/facts.h"
 
 namespace zero::step {
 
@@ -35,11 +36,13 @@ constexpr int shards_fetched_ahead(std::optional<std::int64_t> buffer_count) {
 }
 
 // Elements per tile of an update through host memory, for a limit in elements (0: the smallest size). Large enough for
-// the disk and for all cores; whole blocks of a file in the narrowest dtype.
-constexpr std::int64_t tile_numel(std::int64_t limit) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 20, kLeast = std::int64_t{1} << 13;
+// the disk and for all cores; whole blocks of a file in the narrowest dtype, or of states in blocks of codes.
+constexpr std::int64_t tile_numel(std::int64_t limit, Dtype slots) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 20;
   static_assert(kMost >= 4 * kernels::kMostSerialNumel, "all threads update a tile of the usual size");
-  return std::max(std::min(limit, kMost) / kLeast * kLeast, kLeast);
+  const std::int64_t least = slots == Dtype::U8 ? std::int64_t{1} << 18 : std::int64_t{1} << 13;
+  static_assert(kernels::state_block_bytes(std::int64_t{1} << 18) % kFileBlock == 0);
+  return std::max(std::min(limit, kMost) / least * least, least);
 }
 
 // Number of tiles in host memory: one is updated, one written, the others read during backward.

@@ -89,10 +89,9 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
         add(kFrozen, engine::scalar_type(group->facts.precision.param));
         continue;
       }
-      const auto& precision = group->facts.precision;
-      add("master", engine::scalar_type(precision.master));
+      add("master", engine::dtype_of_state(group->facts, engine::kMaster));
       for (int k = 0; k < state.parts.optimizer->num_slots(); ++k)
-        add(std::string("opt.") + state.parts.optimizer->slot_name(k), engine::scalar_type(precision.slots));
+        add(std::string("opt.") + state.parts.optimizer->slot_name(k), engine::dtype_of_state(group->facts, 1 + k));
     }
   }
   const auto unsaved = engine::unsaved_buffers(*state.job.model);

@@ -155,8 +155,8 @@ void Snapshot::watch() {
   state_.parts.program->optimizer().before_change[this] = [this](int group, std::int64_t begin, std::int64_t numel,
                                                                  const step::UpdateTarget& target) {
     before_change(group, begin, numel, [&](int state, std::int64_t at, std::int64_t count) {
-      const auto& view = state == engine::kMaster ? target.master : target.slots[state - 1];
-      return engine::StateAccess(state_.parts.memory->buffers).read(view.part(at, count)).cpu();
+      const auto& stored = state == engine::kMaster ? target.master : target.slots[state - 1];
+      return engine::StateAccess(state_.parts.memory->buffers).read_state(stored, state, at, count).cpu();
     });
   };
 }

@@ -163,6 +163,9 @@ Found look_at(const Job& job) {
                                               .persistent_numel = persists ? settings.zero.persistence_threshold : 0,
                                               .persistent_total = settings.zero.model_persistence_threshold});
   found.device = device_of(found.parameters, comm);
+  if (settings.state_bits() == 8 && !found.device.is_cpu())
+    throw ConfigError(job.where("Engine") +
+                      "optimizer.params.state_bits: got 8 on a GPU, whose kernels do not have it, expected 16 or 32");
   return found;
 }
 
@@ -297,17 +300,18 @@ std::vector<step::Unit> sized(const Found& found, const step::RunFacts& run) {
       numels.push_back(found.parameters[i].numel());
       replicated += found.parameters[i].is_cut() ? 0 : 1;
     }
-    units.push_back({.name = unit.name,
-                     .root = unit.root,
-                     .trainable = unit.trainable,
-                     .persistent = unit.persistent,
-                     .fp32 = unit.fp32,
-                     .parameters = unit.parameters,
-                     .layout = sharding::ShardLayout::of_group(
-                         std::move(numels), run.topology.axes[static_cast<std::size_t>(unit.axis)].size,
-                         width(run.precision_of(unit.fp32).param), found.device.is_cpu()),
-                     .axis = unit.axis,
-                     .replicated = replicated});
+    units.push_back(
+        {.name = unit.name,
+         .root = unit.root,
+         .trainable = unit.trainable,
+         .persistent = unit.persistent,
+         .fp32 = unit.fp32,
+         .parameters = unit.parameters,
+         .layout = sharding::ShardLayout::of_group(
+             std::move(numels), run.topology.axes[static_cast<std::size_t>(unit.axis)].size,
+             width(run.precision_of(unit.fp32).param), found.device.is_cpu(), run.precision.slots == step::Dtype::U8),
+         .axis = unit.axis,
+         .replicated = replicated});
   }
   return units;
 }

@@ -8,6 +8,7 @@
 
 #include "engine/dtypes.h"
 #include "engine/parts.h"
+#include "kernels/blocks8.h"
 
 namespace zero::engine {
 namespace {
@@ -16,22 +17,25 @@ const step::View& view_of(const step::UpdateTarget& states, int state) {
   return state == kMaster ? states.master : states.slots[state - 1];
 }
 
-at::ScalarType dtype_of_state(const step::Group& group, int state) {
-  const auto& precision = group.facts.precision;
-  return scalar_type(state == kMaster ? precision.master : precision.slots);
-}
-
-// For the part of [begin, begin + numel) in each segment, calls fn(view, offset in the range).
+// For the part of [begin, begin + numel) in each segment, calls fn(stored state, begin in the segment, numel, offset in
+// the range).
 template <class Fn>
 void for_each_part(const step::Group& group, int state, std::int64_t begin, std::int64_t numel, const Fn& fn) {
   for (std::size_t s = 0; s < group.states.size(); ++s) {
     const auto& segment = group.facts.segments[s];
     const auto first = std::max(begin, segment.begin), last = std::min(begin + numel, segment.begin + segment.numel);
-    if (first < last) fn(view_of(group.states[s], state).part(first - segment.begin, last - first), first - begin);
+    if (first < last) fn(view_of(group.states[s], state), first - segment.begin, last - first, first - begin);
   }
 }
 
+bool is_in_blocks(const step::View& stored, int state) { return state != kMaster && stored.dtype == step::Dtype::U8; }
+
 }  // namespace
+
+at::ScalarType dtype_of_state(const step::GroupFacts& facts, int state) {
+  const auto dtype = state == kMaster ? facts.precision.master : facts.precision.slots;
+  return dtype == step::Dtype::U8 ? at::kFloat : scalar_type(dtype);
+}
 
 at::Tensor StateAccess::read(const step::View& view) const {
   if (view.numel == 0) return at::empty({0}, scalar_type(view.dtype));
@@ -52,10 +56,37 @@ void StateAccess::write(const step::View& view, const at::Tensor& values) {
   buffers_.region(view.buffer).write(view.begin * width(view.dtype), here.const_data_ptr(), view.bytes());
 }
 
+at::Tensor StateAccess::read_state(const step::View& stored, int state, std::int64_t begin, std::int64_t numel) const {
+  if (!is_in_blocks(stored, state)) return read(stored.part(begin, numel));
+  const auto codes = read(step::slot_part(stored, begin, numel)).cpu().contiguous();
+  const auto inside = begin % kernels::kStateBlock;
+  const auto values = at::empty({inside + numel}, at::kFloat);
+  kernels::decode_blocks(values.mutable_data_ptr<float>(), kernels::state_map(state - 1), codes.const_data_ptr(),
+                         values.numel());
+  return values.narrow(0, inside, numel);
+}
+
+void StateAccess::write_state(const step::View& stored, int state, std::int64_t begin, const at::Tensor& values) {
+  if (!is_in_blocks(stored, state)) return write(stored.part(begin, values.numel()), values);
+  const auto blocks = step::slot_part(stored, begin, values.numel());
+  const auto inside = begin % kernels::kStateBlock;
+  auto whole = at::empty({blocks.numel / kernels::kStateBlockBytes * kernels::kStateBlock}, at::kFloat);
+  auto codes = read(blocks).cpu().clone();
+  const auto map = kernels::state_map(state - 1);
+  // The elements around keep their values, as far as the maxima of their blocks stay.
+  kernels::decode_blocks(whole.mutable_data_ptr<float>(), map, codes.const_data_ptr(), whole.numel());
+  whole.narrow(0, inside, values.numel()).copy_(values);
+  kernels::encode_blocks(codes.mutable_data_ptr(), map, whole.const_data_ptr<float>(), whole.numel());
+  write(blocks, codes);
+}
+
 at::Tensor StateAccess::read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const {
   std::vector<at::Tensor> parts;
-  for_each_part(group, state, begin, numel, [&](const step::View& view, std::int64_t) { parts.push_back(read(view)); });
-  if (parts.empty()) return at::empty({0}, dtype_of_state(group, state));
+  for_each_part(group, state, begin, numel,
+                [&](const step::View& stored, std::int64_t first, std::int64_t count, std::int64_t) {
+                  parts.push_back(read_state(stored, state, first, count));
+                });
+  if (parts.empty()) return at::empty({0}, dtype_of_state(group.facts, state));
   if (parts.size() == 1) return parts[0];
   for (auto& part : parts) part = part.cpu();
   return at::cat(parts);
@@ -63,7 +94,9 @@ at::Tensor StateAccess::read(const step::Group& group, int state, std::int64_t b
 
 void StateAccess::write(const step::Group& group, int state, std::int64_t begin, const at::Tensor& values) {
   for_each_part(group, state, begin, values.numel(),
-                [&](const step::View& view, std::int64_t at) { write(view, values.narrow(0, at, view.numel)); });
+                [&](const step::View& stored, std::int64_t first, std::int64_t count, std::int64_t at) {
+                  write_state(stored, state, first, values.narrow(0, at, count));
+                });
 }
 
 at::Tensor StateAccess::shard(const step::Group& group, int state) const {

@@ -14,12 +14,16 @@ struct Parts;
 
 inline constexpr int kMaster = 0;  // optimizer state k is state 1 + k
 
+// The dtype in which a state is read: fp32 if it is in blocks.
+at::ScalarType dtype_of_state(const step::GroupFacts& facts, int state);
+
 class StateAccess {
  public:
   explicit StateAccess(TorchBuffers& buffers) : buffers_(buffers) {}
 
-  // Elements [begin, begin + numel) of a state, in the range that this rank owns, in the dtype in which they are
-  // stored: a view if they are contiguous in memory, else a copy in host memory.
+  // Elements [begin, begin + numel) of a state, in the range that this rank owns, in dtype_of_state(): a view if they
+  // are contiguous in memory and not in blocks, else a copy in host memory. A write of parts of blocks rounds the rest
+  // of them again.
   at::Tensor read(const step::Group& group, int state, std::int64_t begin, std::int64_t numel) const;
   void write(const step::Group& group, int state, std::int64_t begin, const at::Tensor& values);
   // This rank's shard of a state.
@@ -28,6 +32,10 @@ class StateAccess {
   // The same for the stored parameters, within the part that this rank stores.
   at::Tensor read_params(const step::Group& group, std::int64_t begin, std::int64_t numel) const;
   void write_params(const step::Group& group, std::int64_t begin, const at::Tensor& values);
+
+  // The same for the stored values of a state, or a part of them.
+  at::Tensor read_state(const step::View& stored, int state, std::int64_t begin, std::int64_t numel) const;
+  void write_state(const step::View& stored, int state, std::int64_t begin, const at::Tensor& values);
 
   // The same for the memory of a view.
   at::Tensor read(const step::View& view) const;

@@ -68,6 +68,27 @@ std::string StateExport::state_hash() {
 
 // --- checkpoints ------------------------------------------------------------------------------
 
+namespace {
+
+// Parts of a state in blocks, each of which would round the rest of a block again: they are written together.
+std::function<void(std::int64_t, const at::Tensor&)> collected(
+    std::int64_t numel, std::function<void(std::int64_t, const at::Tensor&)> write) {
+  struct Parts {
+    at::Tensor values;
+    std::int64_t missing = 0;
+  };
+  return [=, parts = std::make_shared<Parts>()](std::int64_t at, const at::Tensor& values) {
+    if (!parts->values.defined()) *parts = {at::empty({numel}, at::kFloat), numel};
+    parts->values.narrow(0, at, values.numel()).copy_(values);
+    parts->missing -= values.numel();
+    if (parts->missing > 0) return;
+    write(0, parts->values);
+    *parts = {};
+  };
+}
+
+}  // namespace
+
 void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save) {
   const auto& facts = group.facts;
   const auto shard_begin = p_.plan.run.shard_begin(facts), owned_begin = p_.plan.run.owned_begin(facts);
@@ -85,6 +106,9 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
            piece.numel, dtype, facts.trainable,
            [=](std::int64_t from, std::int64_t count) { return read(at + from, count).cpu(); },
            [=](std::int64_t from, const at::Tensor& values) { write(at + from, values); }, group.index, state, at});
+      auto& added = pieces.back();
+      if (facts.trainable && state != kMaster && facts.precision.slots == step::Dtype::U8)
+        added.write = collected(added.numel, std::move(added.write));
     }
   };
   if (!facts.trainable) {
@@ -99,8 +123,8 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
   for (int state = 0; state <= p_.plan.run.num_slots; ++state)
     add(
         state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1),
-        scalar_type(state == kMaster ? facts.precision.master : facts.precision.slots),
-        to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(), owned_begin, state,
+        dtype_of_state(facts, state), to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(),
+        owned_begin, state,
         [this, &group, state](std::int64_t at, std::int64_t count) { return states_.read(group, state, at, count); },
         [this, &group, state](std::int64_t at, const at::Tensor& values) { states_.write(group, state, at, values); });
 }

@@ -31,7 +31,7 @@ struct StatePiece {
   // Elements [at, at + numel) of the range, 1-d and contiguous in host memory: a view of the state or a copy, depending
   // on the tier.
   std::function<at::Tensor(std::int64_t at, std::int64_t numel)> read;
-  // Writes the state from `at` on; 1-d, any dtype.
+  // Writes the state from `at` on; 1-d, any dtype. A state in blocks of codes is written when each of its elements was.
   std::function<void(std::int64_t at, const at::Tensor& values)> write;
   // Where updates change it: the group, the state's number in it, and the place of the first element in what this rank
   // owns of the group. -1: a buffer.

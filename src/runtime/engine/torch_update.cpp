@@ -96,7 +96,8 @@ void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, cons
   whole.master = buffers_.data(target.master);
   whole.master_dtype = kernels_dtype(facts.precision.master);
   for (int k = 0; k < run_.num_slots; ++k) whole.slots[k] = buffers_.data(target.slots[k]);
-  whole.slot_dtype = kernels_dtype(facts.precision.slots);
+  whole.slots_in_blocks = facts.precision.slots == step::Dtype::U8;
+  if (!whole.slots_in_blocks) whole.slot_dtype = kernels_dtype(facts.precision.slots);
   // A new parameter that is not written in place must be written completely, including frozen elements.
   const bool elsewhere = target.param && target.param_elsewhere;
   if (target.param) {
