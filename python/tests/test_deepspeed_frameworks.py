@@ -991,7 +991,7 @@ def test_ranks_that_a_program_cuts_the_model_over_are_refused() -> None:
     with deepspeed.zero.Init(data_parallel_group=world, sequence_data_parallel_group=world, mpu=OneOf(sequence=1)):
         model = network()
     engine, _, _, _ = deepspeed.initialize(model=model, config=config(3), mpu=OneOf())
-    for kind in ("model", "tensor_model", "pipeline_model", "pipe", "sequence"):
+    for kind in ("model", "tensor_model", "pipeline_model", "pipe"):
         degree = f"mpu.get_{kind}_parallel_world_size\\(\\) is 2, expected 1"
         for made in (
             lambda mpu: deepspeed.zero.Init(mpu=mpu),

@@ -851,9 +851,9 @@ def test_what_is_not_built_says_what_to_use() -> None:
     from libzero.deepspeed import init_inference, load_ds_config
     from libzero.deepspeed.module_inject.layers import LinearLayer
     from libzero.deepspeed.runtime.activation_checkpointing.offload_activations import CheckpointHiddenStatesOffload
-    from libzero.deepspeed.runtime.sequence_parallel.parallel_state_sp import get_sequence_parallel_group
-    from libzero.deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP, UlyssesSPAttentionHF
-    from libzero.deepspeed.sequence.layer import DistributedAttention
+    from libzero.deepspeed.runtime.superoffload.superoffload_stage3 import SuperOffloadOptimizer_Stage3
+    from libzero.deepspeed.sequence import UlyssesSPViTAttention
+    from libzero.deepspeed.sequence.fpdt_layer import FPDT_Attention, FPDT_FFN
     from libzero.deepspeed.utils.pin_memory_tracker import track_pinned_memory
 
     for name in (
@@ -861,17 +861,17 @@ def test_what_is_not_built_says_what_to_use() -> None:
         load_ds_config,
         LinearLayer,
         CheckpointHiddenStatesOffload,
-        get_sequence_parallel_group,
-        UlyssesSPAttentionHF,
-        DistributedAttention,
+        SuperOffloadOptimizer_Stage3,
+        UlyssesSPViTAttention,
+        FPDT_Attention,
         track_pinned_memory,
     ):
         with pytest.raises(NotImplementedError, match=rf"\.{name.__name__} is not (built|meaningful here): ."):
             name(3, of="anything")
         assert not isinstance(3, name)
-    with pytest.raises(AttributeError, match=r"^TiledMLP.apply: .*TiledMLP is not built: .* Hint: "):
-        TiledMLP.apply()
-    assert deepspeed.runtime.sequence_parallel.ulysses_sp is not None  # without an import of its own
+    with pytest.raises(AttributeError, match=r"^FPDT_FFN.apply: .*FPDT_FFN is not built: .* Hint: "):
+        FPDT_FFN.apply()
+    assert deepspeed.sequence.fpdt_layer is not None  # without an import of its own
 
 
 def test_a_smaller_grid_reads_each_old_rank_once() -> None:

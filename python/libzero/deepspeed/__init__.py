@@ -26,7 +26,7 @@ from libzero.deepspeed._held import require_no_model_parallel
 from libzero.deepspeed.module_inject.layers import set_autotp_mode
 from libzero.deepspeed.runtime.activation_checkpointing import checkpointing
 from libzero.deepspeed.runtime.base_optimizer import DeepSpeedOptimizer, ModelParameters
-from libzero.deepspeed.runtime.config import DeepSpeedConfigError, read_config
+from libzero.deepspeed.runtime.config import DeepSpeedConfigError, read_config, with_sequence_ranks
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.engine import (
     DeepSpeedEngine,
@@ -131,19 +131,18 @@ def initialize(
     training_data: a map-style or iterable dataset; see DeepSpeedDataLoader.
     config (or config_params, args.deepspeed_config, args.deepscale_config): a path, a dict, or base64 text, of JSON or
         Hjson (with the package hjson): DeepSpeed's keys, checked strictly (docs/configuration.md).
+    mesh_param: (data-parallel, sequence-parallel) ranks: data_parallel_size and sequence_parallel_size.
+    mpu: an object whose sequence-parallel ranks are taken, as UlyssesSPAttentionHF.register_with_transformers() returns.
     dist_init_required: False where torch.distributed is to be started already; else it is started if it is not.
 
-    ConfigError for what does not fit, on every rank. NotImplementedError for mesh_param, and for an mpu whose ranks are
-    not all data-parallel.
+    ConfigError for what does not fit, on every rank. NotImplementedError for an mpu whose ranks divide the model.
     """
     if model is None:
         raise AssertedConfigError("[deepspeed] initialize: got no model, expected a torch.nn.Module")
-    if mesh_param is not None:
-        raise NotImplementedError("cannot use mesh_param: device meshes are not built. Hint: leave it out.")
     require_no_model_parallel(mpu, "cannot use mpu")
     given = _configuration(args, config if config is not None else config_params)
     init_distributed(distributed_port=distributed_port, dist_init_required=dist_init_required)
-    found = merge_tp_model_init_into_config(read_config(given))
+    found = with_sequence_ranks(merge_tp_model_init_into_config(read_config(given)), mpu, mesh_param)
     _log_collectives(found.get("comms_logger"))
     engine = DeepSpeedEngine(
         model,
@@ -153,6 +152,7 @@ def initialize(
         training_data=training_data,
         lr_scheduler=lr_scheduler,
         collate_fn=collate_fn,
+        mpu=mpu,
     )
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 

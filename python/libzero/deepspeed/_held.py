@@ -66,17 +66,21 @@ def was_rounded(parameter: torch.Tensor) -> bool:
     return parameter.__dict__.get("_zero_rounded", False) is True
 
 
-_DEGREES = tuple(
-    f"get_{kind}_parallel_world_size" for kind in ("model", "tensor_model", "pipeline_model", "pipe", "sequence")
-)
+def sequence_degree(mpu: Any) -> int:
+    """[local] The ranks over which an mpu divides the tokens of a sample; 1 if it says nothing of them."""
+    return int(getattr(mpu, "get_sequence_parallel_world_size", lambda: 1)())
 
 
 def require_no_model_parallel(mpu: Any, what: str) -> None:
-    """[local] NotImplementedError that begins with `what` for an mpu whose ranks are not all data-parallel."""
-    for name in _DEGREES:
+    """[local] NotImplementedError that begins with `what` for an mpu whose ranks divide the model.
+
+    Of runtime.sequence_parallel.parallel_state_sp the model-parallel ranks are the sequence-parallel ones.
+    """
+    kinds = ["model", "tensor_model", "pipeline_model", "pipe"]
+    for kind in kinds[hasattr(mpu, "initialize_sequence_parallel") :]:
+        name = f"get_{kind}_parallel_world_size"
         degree = getattr(mpu, name, lambda: 1)()
         if degree > 1:
             raise NotImplementedError(
-                f"{what}: mpu.{name}() is {degree}, expected 1. Hint: tensor_parallel.autotp_size and "
-                "sequence_parallel_size of the configuration."
+                f"{what}: mpu.{name}() is {degree}, expected 1. Hint: tensor_parallel.autotp_size of the configuration."
             )

@@ -90,7 +90,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "cdb hccl_backend mpi_backend "
         "nccl_backend init_deepspeed_backend set_backend has_all_reduce_coalesced has_coalescing_manager "
         "enable_symm_mem_for_group",
-        (REFUSED, "device meshes are not built. Hint: new_group()."): "initialize_mesh_device",
         (REFUSED, _LAUNCHERS): "get_local_rank_from_launcher get_world_rank_from_launcher "
         "get_world_size_from_launcher in_aml in_aws_sm in_dlts mpi_discovery patch_aml_env_for_torch_nccl_backend "
         "patch_aws_sm_env_for_torch_nccl_backend",
@@ -113,7 +112,6 @@ _TABLE: dict[str, dict[tuple[str, str], str]] = {
         "flops_profiler_output_file flops_profiler_profile_step flops_profiler_recompute_fwd_factor "
         "flops_profiler_top_modules",
         (REFUSED, _TENSOR): "tensor_parallel_config uses_parallelization_pass_only",
-        (REFUSED, _GROUPS): "get_sequence_parallel_group",
         (REFUSED, _COMPILE): "compile_autosp compile_autotp compile_zero_optimization_stage get_autosp_backend "
         "get_autotp_backend get_compile_time get_deepcompile_backend get_deepspeed_compile_backend "
         "is_deepcompile_active is_deepcompile_enabled register_compile_pass",
@@ -163,7 +161,6 @@ ALIASES = {
     "ops.op_builder.all_ops.ALL_OPS": "libzero.deepspeed.ops.op_builder:ALL_OPS",
     "ops.op_builder.builder.OpBuilder": "libzero.deepspeed.ops.op_builder:OpBuilder",
     "runtime.activation_checkpointing.checkpointing.DeepSpeedConfig": "libzero.deepspeed:DeepSpeedConfig",
-    "comm.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
     "runtime.activation_checkpointing.checkpointing.dist": "libzero.deepspeed.comm",
     "runtime.activation_checkpointing.checkpointing.get_accelerator": "libzero.deepspeed.accelerator:get_accelerator",
     "runtime.activation_checkpointing.checkpointing.logger": "libzero.deepspeed.utils.logging:logger",
@@ -217,14 +214,21 @@ _AREAS = {
     "runtime.hybrid_engine_graph": _INFERENCE,
     "runtime.pipe": _PIPELINE,
     "runtime.rollout": _INFERENCE,
-    "runtime.sequence_parallel": "sequences are the configuration's to cut. Hint: docs/parallelism.md.",
     "runtime.sparse_tensor": _SPARSE,
     "runtime.superoffload": _ZENFLOW,
     "runtime.tensor_parallel": _TENSOR,
     "runtime.zenflow": _ZENFLOW,
     "runtime.zero.linear": _LINEAR,
     "runtime.zero.muon.original_muon": _MUON,
-    "sequence": "sequences are the configuration's to cut. Hint: docs/parallelism.md.",
+    "sequence": "it changes a model by its class. Hint: runtime.sequence_parallel.ulysses_sp.UlyssesSPAttentionHF, or "
+    "sequence.layer.DistributedAttention around the model's attention.",
+    "sequence.cross_entropy": "a vocabulary is divided by the engine's mesh. Hint: libzero.tp.cross_entropy, or "
+    "vocab_parallel_cross_entropy() without a tp_group.",
+    "sequence.fpdt_layer": "attention is not computed in chunks of host memory. Hint: ulysses_sp.UlyssesSPAttentionHF "
+    "with TiledMLP and TiledFusedLogitsLoss, and activations in host memory (docs/activations.md).",
+    "sequence.layer": "it is a step of DeepSpeed's exchange. Hint: DistributedAttention, or single_all_to_all().",
+    "sequence.linear_cross_entropy": "it fuses a divided vocabulary. Hint: ulysses_sp.TiledFusedLogitsLoss.",
+    "sequence.vocab_parallel_ops": "a vocabulary is divided by the engine's mesh. Hint: libzero.tp.cross_entropy.",
     "utils.numa": "`zero run --bind-cores-to-rank` pins ranks.",
 }
 

@@ -5,9 +5,10 @@ Every call is collective over the ranks of its group, as in torch.distributed, e
 
 from __future__ import annotations
 
+import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -44,10 +45,13 @@ from torch.distributed import (
     scatter,
     send,
 )
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from libzero.communicator import Communicator
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.accelerator import get_accelerator
 from libzero.deepspeed.utils.comms_logging import CommsLogger, get_caller_func, timed_op as _timed_op
+from libzero.errors import ConfigError
 
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 default_pg_timeout = timedelta(minutes=10)
@@ -86,6 +90,7 @@ __all__ = [
     "has_reduce_scatter_tensor",
     "inference_all_reduce",
     "init_distributed",
+    "initialize_mesh_device",
     "irecv",
     "is_available",
     "is_initialized",
@@ -213,6 +218,18 @@ def _store_on_loopback(rank: int, world_size: int, timeout: timedelta) -> Any:
         fd = socket.create_server(("127.0.0.1", port), backlog=world_size).detach()
     store = _dist.TCPStore  # type: ignore[attr-defined]
     return store("127.0.0.1", port, world_size, rank == 0, timeout, master_listen_fd=fd)
+
+
+def initialize_mesh_device(mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> DeviceMesh:
+    """[collective] torch's DeviceMesh of the ranks, in row-major order: get_group(name) is a process group of torch."""
+    _expect_ready("initialize_mesh_device()")
+    if math.prod(mesh_shape) != get_world_size():
+        raise ConfigError(
+            f"[deepspeed.comm] initialize_mesh_device: got the shape {tuple(mesh_shape)}, expected one of "
+            f"{get_world_size()} ranks"
+        )
+    device = get_accelerator().device_name()
+    return init_device_mesh(device, tuple(mesh_shape), mesh_dim_names=tuple(mesh_dim_names))
 
 
 def timed_op(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,13 +11,15 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from libzero._native import Options
 from libzero.config import as_options
+from libzero.deepspeed import comm
+from libzero.deepspeed._held import sequence_degree
 from libzero.deepspeed._refuse import AssertedConfigError, module_getattr
 from libzero.deepspeed.monitor.monitor import services
 from libzero.deepspeed.utils.logging import log_dist
@@ -294,6 +296,45 @@ def data_parallel_ranks(config: Mapping[str, Any], world: int) -> int:
     """[local] Ranks with different samples: not the tensor- and sequence-parallel ranks of one group."""
     degrees = (_block(config, "tensor_parallel").get("autotp_size", 1), config.get("sequence_parallel_size", 1))
     return max(1, world // math.prod(max(1, degree) for degree in degrees if isinstance(degree, int)))
+
+
+def with_sequence_ranks(config: dict[str, Any], mpu: Any, mesh_param: Any) -> dict[str, Any]:
+    """[local] The same, with the degrees that mesh_param, (data-parallel, sequence-parallel), or an mpu says.
+
+    ConfigError where the configuration says another one, and for an mpu whose sequence-parallel ranks do not follow
+    one another.
+    """
+    degrees = {}
+    if mesh_param is not None:
+        if not (isinstance(mesh_param, Sequence) and len(mesh_param) == 2 and all(type(n) is int for n in mesh_param)):
+            raise ConfigError(
+                f"[deepspeed] mesh_param: got {mesh_param!r}, expected two numbers: data-parallel and "
+                "sequence-parallel ranks"
+            )
+        degrees = dict(zip(("data_parallel_size", "sequence_parallel_size"), mesh_param, strict=True))
+    ranks = sequence_degree(mpu)
+    if ranks > 1:
+        if mpu.get_sequence_parallel_rank() != comm.get_rank() % ranks:
+            raise ConfigError(
+                f"[deepspeed] mpu: got sequence-parallel rank {mpu.get_sequence_parallel_rank()} of {ranks} on rank "
+                f"{comm.get_rank()}, expected {comm.get_rank() % ranks}. Hint: groups of ranks that follow one another."
+            )
+        if _block(config, "tensor_parallel").get("autotp_size", 1) not in (0, 1):
+            raise ConfigError(
+                "[deepspeed] mpu: got sequence-parallel ranks of an mpu and tensor_parallel.autotp_size, expected one "
+                "of them. Hint: sequence_parallel_size of the configuration in place of the mpu."
+            )
+        degrees.setdefault("sequence_parallel_size", ranks)
+        if degrees["sequence_parallel_size"] != ranks:
+            raise ConfigError(f"[deepspeed] got mesh_param {tuple(mesh_param)} and an mpu of {ranks} sequence-parallel "
+                              "ranks, expected the same. Hint: leave mesh_param out.")  # fmt: skip
+    for key, value in degrees.items():
+        if config.setdefault(key, value) != value:
+            raise ConfigError(
+                f"[deepspeed] {key}: got {config[key]} in the configuration, and {value} of mesh_param or the mpu. "
+                "Hint: leave it out of the configuration."
+            )
+    return config
 
 
 def accumulates(config: Mapping[str, Any], world: int) -> bool:

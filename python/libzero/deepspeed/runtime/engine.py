@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
+from torch.distributed import ProcessGroup
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, IterableDataset, Sampler
 from torch.utils.data.distributed import DistributedSampler
@@ -48,6 +49,7 @@ from libzero.deepspeed.runtime.config import (
 )
 from libzero.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from libzero.deepspeed.runtime.lr_schedules import EngineSchedule, schedule_class
+from libzero.deepspeed.runtime.sequence_parallel.ulysses_sp import watched
 from libzero.deepspeed.runtime.tensor_parallel import automatic_plan
 from libzero.deepspeed.runtime.torch_autocast import TorchAutocast
 from libzero.deepspeed.runtime.zero.offload_config import OffloadDeviceEnum, OffloadStateTypeEnum
@@ -179,6 +181,7 @@ class DeepSpeedEngine(torch.nn.Module):
         training_data: Dataset[Any] | None = None,
         lr_scheduler: Any = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        mpu: Any = None,
     ) -> None:
         """[collective] See libzero.deepspeed.initialize()."""
         super().__init__()
@@ -250,7 +253,13 @@ class DeepSpeedEngine(torch.nn.Module):
         inside = [layer.deepspeed_moe for layer in layers if isinstance(layer, DeepSpeedMoE)]
         self.moe_layers, self.gate_modules = inside, [part.gate for part in inside]
         """See deepspeed.moe.layer.MoE.deepspeed_moe."""
-        groups.use_mesh(self._engine.mesh, {layer.ep_size for layer in layers})
+        groups.use_mesh(self._engine.mesh, {layer.ep_size for layer in layers}, mpu)
+        self.mpu, self.mesh_device = mpu, groups.mesh_device
+        self.sequence_parallel_size = self._engine.mesh.size("sp")
+        self.seq_dp_world_size = self._engine.mesh.size("dp_sp")
+        if groups.mesh_device is not None:
+            self.seq_parallel_group = groups._get_sequence_parallel_group()
+            """The sequence-parallel ranks as a group of torch; without such ranks the engine has no such name."""
         self._effective = self._engine.options.effective()
         tell_left_over(native, self._effective)
         self._counts = native.get("managed_gradient_accumulation") is False
@@ -338,7 +347,7 @@ class DeepSpeedEngine(torch.nn.Module):
         scale(loss).
         """
         self._begin_step()
-        with self._autocast.around():
+        with self._autocast.around(), watched(self.mpu, self.module, kwargs):
             outputs = self._engine(*inputs, **kwargs)
         # Within a transform of torch.func the values are no tensors of autograd.
         if self._trains and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
@@ -726,6 +735,11 @@ class DeepSpeedEngine(torch.nn.Module):
     def get_data_parallel_rank(self) -> int:
         """[local] This rank's coordinate among the data-parallel ranks."""
         return self._engine.mesh.rank("dp")
+
+    def get_sequence_parallel_group(self) -> ProcessGroup:
+        """[local] seq_parallel_group. AttributeError without sequence-parallel ranks."""
+        group: ProcessGroup = self.seq_parallel_group
+        return group
 
     def get_model_parallel_rank(self) -> int:
         """[local] This rank's coordinate among the tensor-parallel ranks."""

@@ -1,11 +1,18 @@
-"""Groups of ranks: the dimensions of the engine's mesh."""
+"""Groups of ranks: the dimensions of the engine's mesh.
+
+With sequence-parallel ranks there are process groups of torch as well, for what a program itself exchanges: those of
+its mpu, or of `mesh_device`. mesh_of() has the mesh of such a group, over which libzero exchanges.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
 
+from libzero.communicator import Communicator
 from libzero.deepspeed import comm
 from libzero.deepspeed._refuse import module_getattr
 from libzero.errors import ConfigError
@@ -25,15 +32,29 @@ __all__ = [
 _places: dict[str, tuple[int, int]] = {}
 _expert_places: dict[str, dict[str, tuple[int, int]]] = {"expert": {}, "data": {}}
 """By the name of a group, "ep_size_N"."""
+mpu: Any = None
+"""What the program gave to the engine that was made last."""
+mesh_device: DeviceMesh | None = None
+"""The ranks of that engine as torch's mesh, where some of them are sequence-parallel."""
+_made_in: dict[DeviceMesh, ProcessGroup | None] = {}
+"""torch's group of all ranks when a mesh was made. A program may end torch.distributed, and start it again."""
+_meshes: dict[ProcessGroup, Mesh] = {}
+"""By a group of sequence-parallel ranks."""
 
 
-def use_mesh(mesh: Mesh, expert_degrees: Iterable[int]) -> None:
-    """[local] The mesh of the engine that was made last, which the functions below describe.
+def use_mesh(mesh: Mesh, expert_degrees: Iterable[int], program_mpu: Any = None) -> None:
+    """[collective] with sequence-parallel ranks. The mesh of the last engine, which the functions below describe.
 
     expert_degrees: each ep_size of its model's layers of experts.
     """
+    global mpu, mesh_device
     # Not the mesh itself, which would keep the communicator of an engine that has ended.
     _places.update({dim: (mesh.rank(dim), mesh.size(dim)) for dim in ("dp", "sp", "tp")})
+    mpu, before, mesh_device = program_mpu, mesh_device, None
+    if mesh.size("sp") > 1 and comm.is_initialized() and comm.get_world_size() == mesh.world.size:
+        mesh_device = _device_mesh(mesh, before)
+        _meshes[mesh_device.get_group("sequence_parallel")] = mesh
+        _meshes[_get_sequence_parallel_group()] = mesh
     for places in _expert_places.values():
         places.clear()
     for ep_size in sorted(expert_degrees):
@@ -41,12 +62,43 @@ def use_mesh(mesh: Mesh, expert_degrees: Iterable[int]) -> None:
             _expert_places[kind][f"ep_size_{ep_size}"] = (group.rank, group.size)
 
 
+def _device_mesh(mesh: Mesh, before: DeviceMesh | None) -> DeviceMesh:
+    """[collective] The same ranks and order as torch's mesh; `before` if it is one."""
+    sizes = {"data_parallel": mesh.size("dp"), "sequence_parallel": mesh.size("sp")}
+    if mesh.size("tp") > 1:
+        sizes["tensor_parallel"] = mesh.size("tp")
+    shape, names = tuple(sizes.values()), tuple(sizes)
+    world = comm.get_world_group()
+    if before is None or (before.shape, before.mesh_dim_names) != (shape, names) or _made_in.get(before) is not world:
+        before = comm.initialize_mesh_device(shape, names)
+        _made_in[before] = world
+    return before
+
+
+def mesh_of(group: ProcessGroup) -> Mesh:
+    """[collective] at the first call for a group, else [local]. A mesh whose "sp" ranks are those of a torch group.
+
+    ConfigError for a group that is not of gloo and is no group of an engine.
+    """
+    if group not in _meshes:
+        ranks = comm.get_world_size(group)
+        degrees = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": ranks}
+        _meshes[group] = Mesh.of(degrees, Communicator.from_process_group(group))
+    return _meshes[group]
+
+
 def get_data_parallel_group() -> ProcessGroup | None:
-    """[local] All ranks. ConfigError with tensor or sequence parallelism, whose groups are not torch's."""
-    if get_data_parallel_world_size() != comm.get_world_size():
+    """[local] The data-parallel ranks. ConfigError with tensor parallelism alone, whose groups are not torch's."""
+    if mesh_device is not None:
+        return mesh_device.get_group("data_parallel")
+    return _all_ranks(get_data_parallel_world_size())
+
+
+def _all_ranks(count: int) -> ProcessGroup | None:
+    if count != comm.get_world_size():
         raise ConfigError(
-            "[deepspeed.utils.groups] got a mesh with tensor or sequence parallelism, whose groups are not torch "
-            "process groups. Hint: get_data_parallel_rank() and get_data_parallel_world_size() divide the data."
+            "[deepspeed.utils.groups] got a mesh with tensor parallelism, whose groups are not torch process groups. "
+            "Hint: get_data_parallel_rank() and get_data_parallel_world_size() divide the data."
         )
     return comm.get_world_group()
 
@@ -77,6 +129,32 @@ def _get_sequence_parallel_rank() -> int:
 
 def _get_sequence_parallel_world_size() -> int:
     return _places["sp"][1] if _places else 1
+
+
+def _get_sequence_parallel_group() -> ProcessGroup:
+    """[local] The sequence-parallel ranks: the mpu's group, or mesh_device's. KeyError without such ranks."""
+    if hasattr(mpu, "get_sequence_parallel_group"):
+        group: ProcessGroup = mpu.get_sequence_parallel_group()
+        return group
+    if mesh_device is None:
+        raise KeyError("no sequence-parallel ranks. Hint: sequence_parallel_size, mesh_param or an mpu with them.")
+    return mesh_device.get_group("sequence_parallel")
+
+
+def _get_sequence_data_parallel_group() -> ProcessGroup | None:
+    """[local] The ranks over which ZeRO shards. ConfigError with tensor parallelism, whose groups are not torch's."""
+    if hasattr(mpu, "get_sequence_data_parallel_group"):
+        group: ProcessGroup = mpu.get_sequence_data_parallel_group()
+        return group
+    return _all_ranks(_get_sequence_data_parallel_world_size())
+
+
+def _get_sequence_data_parallel_rank() -> int:
+    return get_data_parallel_rank() * _get_sequence_parallel_world_size() + _get_sequence_parallel_rank()
+
+
+def _get_sequence_data_parallel_world_size() -> int:
+    return get_data_parallel_world_size() * _get_sequence_parallel_world_size()
 
 
 def _expert_place(kind: str, group_name: str) -> tuple[int, int]:
