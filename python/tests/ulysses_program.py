@@ -1,12 +1,11 @@
 """Models of transformers whose tokens two ranks share, against the same models in this process; written for DeepSpeed.
 
-    python -m libzero.deepspeed.run --num_gpus 2 ulysses_program.py --out FILE [--only CASE...]
+    python -m libzero.deepspeed.run --num_gpus 2 ulysses_program.py --out FILE [--every-stage] [--only CASE...]
 
 Rank 0 writes what it saw: by case and stage, the losses of both and the largest difference of a parameter.
 """
 
 import argparse
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -198,13 +197,13 @@ def difference(engine: Any, model: torch.nn.Module) -> float:
         return max((found[name] - p).abs().max().item() for name, p in expected.items())
 
 
-def compare(only: list[str], ranks: int, seen: dict[str, Any]) -> None:
+def compare(only: list[str], every_stage: bool, ranks: int, seen: dict[str, Any]) -> None:
     copies = dist.get_world_size() // ranks
     cases = {name: case for name, case in CASES.items() if not only or name in only}
     # First of all: later models of this process compute over the ranks.
     references = {name: plain(made(model), batches, copies) for name, (model, batches) in cases.items()}
     for name, (model, batches) in cases.items():
-        for stage in range(4) if name in EVERY_STAGE else (3,):
+        for stage in range(4) if every_stage or name in EVERY_STAGE else (3,):
             own = made(model)
             mpu = UlyssesSPAttentionHF.register_with_transformers(own, "sdpa", ranks, 2)
             losses, engine = divided(own, batches, stage, mpu=mpu)
@@ -226,10 +225,11 @@ def tiles(seen: dict[str, Any]) -> None:
             model = made(llama)
             losses, engine = divided(model, fixed, stage, mpu=parallel_state_sp)
             with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
-                stages[forward is mlp] = losses, copy.deepcopy(dict(engine.module.named_parameters()))
+                stages[forward is mlp] = losses, [p.detach().clone() for p in engine.module.parameters()]
             engine.destroy()
         LlamaMLP.forward = whole
-        differences = [(stages[True][1][name] - p).abs().max().item() for name, p in stages[False][1].items()]
+        pairs = zip(stages[True][1], stages[False][1], strict=True)
+        differences = [(a - b).abs().max().item() for a, b in pairs]
         seen[f"tiles, stage {stage}"] = [stages[False][0], stages[True][0], max(differences)]
 
 
@@ -237,12 +237,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--every-stage", action="store_true")
     parser.add_argument("--ranks", type=int, default=2, help="that share the tokens of a sample")
     parser.add_argument("--local_rank", type=int)
     words = parser.parse_args()
     deepspeed.init_distributed()
     seen: dict[str, Any] = {}
-    compare(words.only, words.ranks, seen)
+    compare(words.only, words.every_stage, words.ranks, seen)
     if not words.only or "tiles" in words.only:
         tiles(seen)
     if dist.get_rank() == 0:

@@ -5,9 +5,11 @@ Every call is collective over the ranks of its group, as in torch.distributed, e
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -229,7 +231,19 @@ def initialize_mesh_device(mesh_shape: Sequence[int], mesh_dim_names: Sequence[s
             f"{get_world_size()} ranks"
         )
     device = get_accelerator().device_name()
-    return init_device_mesh(device, tuple(mesh_shape), mesh_dim_names=tuple(mesh_dim_names))
+    mesh = init_device_mesh(device, tuple(mesh_shape), mesh_dim_names=tuple(mesh_dim_names))
+    _device_meshes.add(mesh)
+    return mesh
+
+
+_device_meshes: weakref.WeakSet[DeviceMesh] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_go_of_groups() -> None:
+    # Before torch.distributed ends: a mesh that outlives it would keep the threads of its groups.
+    for mesh in list(_device_meshes):
+        getattr(mesh, "_pg_registry", {}).clear()
 
 
 def timed_op(func: Callable[..., Any]) -> Callable[..., Any]:

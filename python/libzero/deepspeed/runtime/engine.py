@@ -254,12 +254,11 @@ class DeepSpeedEngine(torch.nn.Module):
         self.moe_layers, self.gate_modules = inside, [part.gate for part in inside]
         """See deepspeed.moe.layer.MoE.deepspeed_moe."""
         groups.use_mesh(self._engine.mesh, {layer.ep_size for layer in layers}, mpu)
-        self.mpu, self.mesh_device = mpu, groups.mesh_device
         self.sequence_parallel_size = self._engine.mesh.size("sp")
         self.seq_dp_world_size = self._engine.mesh.size("dp_sp")
-        if groups.mesh_device is not None:
-            self.seq_parallel_group = groups._get_sequence_parallel_group()
-            """The sequence-parallel ranks as a group of torch; without such ranks the engine has no such name."""
+        self.mpu, self.mesh_device = mpu, groups.mesh_device if self.sequence_parallel_size > 1 else None
+        if self.mesh_device is not None:
+            self._sequence_group = groups.HeldGroup(groups._get_sequence_parallel_group())
         self._effective = self._engine.options.effective()
         tell_left_over(native, self._effective)
         self._counts = native.get("managed_gradient_accumulation") is False
@@ -736,10 +735,15 @@ class DeepSpeedEngine(torch.nn.Module):
         """[local] This rank's coordinate among the data-parallel ranks."""
         return self._engine.mesh.rank("dp")
 
-    def get_sequence_parallel_group(self) -> ProcessGroup:
-        """[local] seq_parallel_group. AttributeError without sequence-parallel ranks."""
-        group: ProcessGroup = self.seq_parallel_group
+    @property
+    def seq_parallel_group(self) -> ProcessGroup:
+        """[local] The sequence-parallel ranks as a group of torch. AttributeError without such ranks."""
+        group: ProcessGroup = self._sequence_group()
         return group
+
+    def get_sequence_parallel_group(self) -> ProcessGroup:
+        """[local] The same."""
+        return self.seq_parallel_group
 
     def get_model_parallel_rank(self) -> int:
         """[local] This rank's coordinate among the tensor-parallel ranks."""

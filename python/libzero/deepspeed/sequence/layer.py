@@ -53,8 +53,13 @@ class DistributedAttention(torch.nn.Module):
                 f"DistributedAttention: got scatter_idx {scatter_idx} and gather_idx {gather_idx}, expected 2, the "
                 "heads, and 0 or 1, the tokens"
             )
-        self.local_attn, self.spg = local_attention, sequence_process_group
+        self.local_attn, self._group = local_attention, groups.HeldGroup(sequence_process_group)
         self.num_kv_heads, self.scatter_idx, self.gather_idx = num_kv_heads, scatter_idx, gather_idx
+
+    @property
+    def spg(self) -> ProcessGroup:
+        """[local] The ranks that share the tokens."""
+        return self._group()
 
     def forward(
         self,

@@ -1,18 +1,20 @@
 """Groups of ranks: the dimensions of the engine's mesh.
 
 With sequence-parallel ranks there are process groups of torch as well, for what a program itself exchanges: those of
-its mpu, or of `mesh_device`. mesh_of() has the mesh of such a group, over which libzero exchanges.
+its mpu, or of `mesh_device`. mesh_of() has the mesh of such a group, over which libzero exchanges. torch holds the
+groups, and here they are held weakly: threads of one that is still held when the interpreter ends may abort it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from libzero.communicator import Communicator
+from libzero.communicator import Communicator, close_at_exit
 from libzero.deepspeed import comm
 from libzero.deepspeed._refuse import module_getattr
 from libzero.errors import ConfigError
@@ -36,18 +38,43 @@ mpu: Any = None
 """What the program gave to the engine that was made last."""
 mesh_device: DeviceMesh | None = None
 """The ranks of that engine as torch's mesh, where some of them are sequence-parallel."""
-_made_in: dict[DeviceMesh, ProcessGroup | None] = {}
-"""torch's group of all ranks when a mesh was made. A program may end torch.distributed, and start it again."""
-_meshes: dict[ProcessGroup, Mesh] = {}
+_meshes: weakref.WeakKeyDictionary[ProcessGroup, Mesh] = weakref.WeakKeyDictionary()
 """By a group of sequence-parallel ranks."""
+
+
+class HeldGroup:
+    """A process group of torch, until torch ends it."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = weakref.ref(group)
+
+    def __call__(self) -> ProcessGroup:
+        """[local] RuntimeError where torch has ended it."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the process group was destroyed. Hint: make it again, and what was made of it.")
+        return group
+
+    def is_world(self) -> bool:
+        """[local] Whether it is the group of all ranks of torch.distributed as it runs now."""
+        return comm.is_initialized() and self._group() is comm.get_world_group()
+
+
+_world_of_mesh: HeldGroup | None = None
+"""torch's group of all ranks when mesh_device was made. A program may end torch.distributed, and start it again."""
 
 
 def use_mesh(mesh: Mesh, expert_degrees: Iterable[int], program_mpu: Any = None) -> None:
     """[collective] with sequence-parallel ranks. The mesh of the last engine, which the functions below describe.
 
-    expert_degrees: each ep_size of its model's layers of experts.
+    An mpu with sequence-parallel ranks stays for later engines without one, as a reference model's. expert_degrees:
+    each ep_size of the model's layers of experts.
     """
     global mpu, mesh_device
+    _use_experts(mesh, expert_degrees)
+    stays = hasattr(mpu, "get_sequence_parallel_group") and mesh_device is not None
+    if stays and program_mpu is None and mesh.size("sp") == 1:
+        return
     # Not the mesh itself, which would keep the communicator of an engine that has ended.
     _places.update({dim: (mesh.rank(dim), mesh.size(dim)) for dim in ("dp", "sp", "tp")})
     mpu, before, mesh_device = program_mpu, mesh_device, None
@@ -55,6 +82,9 @@ def use_mesh(mesh: Mesh, expert_degrees: Iterable[int], program_mpu: Any = None)
         mesh_device = _device_mesh(mesh, before)
         _meshes[mesh_device.get_group("sequence_parallel")] = mesh
         _meshes[_get_sequence_parallel_group()] = mesh
+
+
+def _use_experts(mesh: Mesh, expert_degrees: Iterable[int]) -> None:
     for places in _expert_places.values():
         places.clear()
     for ep_size in sorted(expert_degrees):
@@ -64,15 +94,17 @@ def use_mesh(mesh: Mesh, expert_degrees: Iterable[int], program_mpu: Any = None)
 
 def _device_mesh(mesh: Mesh, before: DeviceMesh | None) -> DeviceMesh:
     """[collective] The same ranks and order as torch's mesh; `before` if it is one."""
+    global _world_of_mesh
     sizes = {"data_parallel": mesh.size("dp"), "sequence_parallel": mesh.size("sp")}
     if mesh.size("tp") > 1:
         sizes["tensor_parallel"] = mesh.size("tp")
     shape, names = tuple(sizes.values()), tuple(sizes)
+    same = before is not None and (before.shape, before.mesh_dim_names) == (shape, names)
+    if before is not None and same and _world_of_mesh is not None and _world_of_mesh.is_world():
+        return before
     world = comm.get_world_group()
-    if before is None or (before.shape, before.mesh_dim_names) != (shape, names) or _made_in.get(before) is not world:
-        before = comm.initialize_mesh_device(shape, names)
-        _made_in[before] = world
-    return before
+    _world_of_mesh = None if world is None else HeldGroup(world)
+    return comm.initialize_mesh_device(shape, names)
 
 
 def mesh_of(group: ProcessGroup) -> Mesh:
@@ -83,7 +115,7 @@ def mesh_of(group: ProcessGroup) -> Mesh:
     if group not in _meshes:
         ranks = comm.get_world_size(group)
         degrees = {"train_micro_batch_size_per_gpu": 1, "sequence_parallel_size": ranks}
-        _meshes[group] = Mesh.of(degrees, Communicator.from_process_group(group))
+        _meshes[group] = Mesh.of(degrees, close_at_exit(Communicator.from_process_group(group)))
     return _meshes[group]
 
 

@@ -6,11 +6,11 @@ of ranks, and AssertionErrors of a call out of order, are DeepSpeed's.
 
 from __future__ import annotations
 
-import torch.distributed as _dist
 from torch.distributed import ProcessGroup
 
 from libzero.deepspeed import comm
 from libzero.deepspeed._refuse import module_getattr
+from libzero.deepspeed.utils.groups import HeldGroup
 
 __all__ = [
     "get_model_parallel_group",
@@ -30,12 +30,9 @@ class _Groups:
     """This rank's groups, as long as torch.distributed runs."""
 
     def __init__(self, sequence: ProcessGroup, every: ProcessGroup) -> None:
-        self.sequence, self.every = sequence, every
-        self._world = _dist.group.WORLD
-
-    @property
-    def alive(self) -> bool:
-        return self._world is _dist.group.WORLD
+        world = comm.get_world_group()
+        assert world is not None
+        self.sequence, self.every, self.world = HeldGroup(sequence), HeldGroup(every), HeldGroup(world)
 
 
 _groups: _Groups | None = None
@@ -68,23 +65,23 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
 
 
 def _initialized() -> bool:
-    return _groups is not None and _groups.alive
+    return _groups is not None and _groups.world.is_world()
 
 
 def _made() -> _Groups:
-    if _groups is None or not _groups.alive:
+    if _groups is None or not _groups.world.is_world():
         raise AssertionError("no sequence-parallel ranks yet. Hint: initialize_sequence_parallel().")
     return _groups
 
 
 def get_sequence_parallel_group() -> ProcessGroup:
     """[local] The ranks that share the tokens of this rank's samples."""
-    return _made().sequence
+    return _made().sequence()
 
 
 def get_sequence_data_parallel_group() -> ProcessGroup:
     """[local] The ranks over which ZeRO shards: all."""
-    return _made().every
+    return _made().every()
 
 
 def get_sequence_parallel_world_size() -> int:

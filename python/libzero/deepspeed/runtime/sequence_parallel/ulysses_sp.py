@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import re
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.distributed import ProcessGroup
 
 from libzero.deepspeed import comm
@@ -68,7 +70,7 @@ class UlyssesSPAttentionHF(torch.nn.Module):
         disable_in_eval: bool = False,
     ) -> None:
         super().__init__()
-        self.attn, self.process_group = attn, process_group
+        self.attn, self._group = attn, groups.HeldGroup(process_group)
         self.world_size, self.sp_rank = comm.get_world_size(process_group), comm.get_rank(process_group)
         self.batch_size = batch_size
         self.attn_head_count, self.attn_head_size = attn_head_count, attn_head_size
@@ -78,6 +80,7 @@ class UlyssesSPAttentionHF(torch.nn.Module):
         self.core_attn_implementation: str | None = None
         self.calls = 0
         """Of forward(), since the model's forward began."""
+        self._looked_at: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._sequences = WholeSequences()
         if attn_head_count < self.world_size:
             raise ValueError(
@@ -89,6 +92,11 @@ class UlyssesSPAttentionHF(torch.nn.Module):
                 f"global_seq_length: got {global_seq_length}, expected a multiple of {self.world_size} ranks. "
                 "Hint: seq_length_is_variable=True."
             )
+
+    @property
+    def process_group(self) -> ProcessGroup:
+        """[local] The ranks that share the tokens."""
+        return self._group()
 
     def forward(
         self,
@@ -137,6 +145,12 @@ class UlyssesSPAttentionHF(torch.nn.Module):
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         return attention_over_heads(q, k, v, local, mesh=mesh), weights[0]
 
+    def expect_suited(self, model: torch.nn.Module) -> None:
+        """[local] NotImplementedError for a model whose tokens meet in other layers as well. It is looked at once."""
+        if model not in self._looked_at:
+            _expect_no_neighbours(model)
+            self._looked_at.add(model)
+
     def _mask(self, asked: Any, whole: Whole, is_causal: bool) -> torch.Tensor | None:
         pairs = self.core_attn_implementation in (None, "sdpa")
         if isinstance(asked, AskedMask):
@@ -166,7 +180,8 @@ class UlyssesSPAttentionHF(torch.nn.Module):
         model_name_or_path: a model, or what AutoConfig.from_pretrained() takes. core_attn_implementation: "sdpa" or a
         flash attention. max_length: the older name of seq_length.
         ValueError for "eager", for an unknown name, for another one than the model has, and for a fixed length that is
-        not given. NotImplementedError for flex_attention and for models with an encoder.
+        not given. NotImplementedError for flex_attention, for models with an encoder, with layers that mix tokens
+        without attention, and with rotary positions that depend on the length.
         """
         if sequence_parallel_size == 1:
             return None
@@ -200,6 +215,8 @@ class UlyssesSPAttentionHF(torch.nn.Module):
             disable_in_eval,
         )
         attention.core_attn_implementation = core_attn_implementation
+        if isinstance(model_name_or_path, torch.nn.Module):
+            attention.expect_suited(model_name_or_path)
         _take_over(core_attn_implementation, attention)
         return parallel_state_sp
 
@@ -223,7 +240,38 @@ def _config_of(model: Any, implementation: str) -> Any:
             "cannot divide sequences of a model with an encoder: its decoder looks at the encoder's tokens. "
             "Hint: a decoder-only model."
         )
-    return config.get_text_config()
+    text = config.get_text_config()
+    _expect_attention_alone(text)
+    return text
+
+
+def _expect_attention_alone(config: Any) -> None:
+    """NotImplementedError for layers, and for positions, that depend on other tokens than those of the rank."""
+    kinds = {str(kind) for kind in getattr(config, "layer_types", None) or []}
+    others = sorted(kind for kind in kinds if "attention" not in kind or "linear" in kind)
+    if others:
+        raise NotImplementedError(
+            f"cannot divide sequences of a model with layers of {', '.join(others)}: they carry a state over all "
+            "tokens. Hint: a model whose layers all have attention."
+        )
+    rotary = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    blocks = [rotary, *(block for block in rotary.values() if isinstance(block, Mapping))]
+    moving = sorted({str(block.get("rope_type")) for block in blocks} & {"dynamic", "longrope"})
+    if moving:
+        raise NotImplementedError(
+            f"cannot divide sequences of a model with rotary positions of {moving[0]}: they depend on the longest "
+            'position that a rank has. Hint: the rope_type "default", "linear", "yarn" or "llama3".'
+        )
+
+
+def _expect_no_neighbours(model: torch.nn.Module) -> None:
+    """NotImplementedError for a module of torch that mixes neighbouring tokens."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Conv1d | torch.nn.RNNBase):
+            raise NotImplementedError(
+                f"cannot divide sequences of a model with {name}, a {type(module).__name__}: it would not see the "
+                "tokens of the other ranks. Hint: a model whose tokens meet in attention alone."
+            )
 
 
 def _interfaces() -> tuple[Any, Any, Any]:
@@ -265,6 +313,7 @@ def _take_over(implementation: str, attention: UlyssesSPAttentionHF) -> None:
     functions, masks, plain = _interfaces()
     make = getattr(masks[implementation], "core", masks[implementation])
 
+    @_disable_dynamo
     def attend(module: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
         result: tuple[torch.Tensor, Any] = attention(module, *args, **kwargs)
         return result
@@ -323,6 +372,7 @@ def watched(mpu: Any, module: torch.nn.Module, words: Mapping[str, Any]) -> Iter
             "got labels and no shift_labels of a part of a sequence: the model would shift them within the part. "
             "Hint: shift_labels of the whole sequence, cut as input_ids are (UlyssesSPDataLoaderAdapter does)."
         )
+    attention.expect_suited(module)
     attention.calls = 0
     yield
     if attention.calls < attention.num_hidden_layers:
@@ -344,9 +394,14 @@ class UlyssesSPDataLoaderAdapter:
 
     def __init__(self, dl: Any, sp_rank: int, sp_group: ProcessGroup, sp_world_size: int, device: Any) -> None:
         self.dl, self.device = dl, device
-        self.sp_rank, self.sp_group, self.sp_world_size = sp_rank, sp_group, sp_world_size
+        self.sp_rank, self._group, self.sp_world_size = sp_rank, groups.HeldGroup(sp_group), sp_world_size
         self.iter = iter(dl)
         self.micro_batches: deque[dict[str, Any]] = deque()
+
+    @property
+    def sp_group(self) -> ProcessGroup:
+        """[local] The ranks that exchange."""
+        return self._group()
 
     def __len__(self) -> int:
         return len(self.dl) * self.sp_world_size
