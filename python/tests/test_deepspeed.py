@@ -94,7 +94,7 @@ def test_a_program_sees_what_it_sees_with_deepspeed(case: str, observed: dict[st
     theirs = RECORD[case]
     if case == "checkpoint":  # DeepSpeed's stage 3 keeps its shards, and with them its old weights
         theirs["3"]["weights only"] = theirs["2"]["weights only"]
-    # DeepSpeed reduces gradients of linear layers in bf16 there, and the engine all of them in fp32; with masters in bf16
+    # DeepSpeed reduces gradients of linear layers in bf16 there, the engine all of them in fp32; with masters in bf16
     # DeepSpeed's update rounds more than once.
     compare(observed[case], theirs, case, {"autocast_of_some": 2e-3, "narrow_states": 5e-3}.get(case, 1e-4))
 
