@@ -132,7 +132,7 @@ def initialize(
     config (or config_params, args.deepspeed_config, args.deepscale_config): a path, a dict, or base64 text, of JSON or
         Hjson (with the package hjson): DeepSpeed's keys, checked strictly (docs/configuration.md).
     mesh_param: (data-parallel, sequence-parallel) ranks: data_parallel_size and sequence_parallel_size.
-    mpu: an object whose sequence-parallel ranks are taken, as UlyssesSPAttentionHF.register_with_transformers() returns.
+    mpu: an object whose sequence-parallel ranks are taken, as of UlyssesSPAttentionHF.register_with_transformers().
     dist_init_required: False where torch.distributed is to be started already; else it is started if it is not.
 
     ConfigError for what does not fit, on every rank. NotImplementedError for an mpu whose ranks divide the model.

@@ -33,13 +33,6 @@ struct View {
   explicit operator bool() const { return buffer != 0; }
 };
 
-// The part of an optimizer state with elements [at, at + count); of one in blocks the blocks that have them.
-inline View slot_part(const View& slot, std::int64_t at, std::int64_t count) {
-  if (slot.dtype != Dtype::U8) return slot.part(at, count);
-  const auto inside = at % kernels::kStateBlock;
-  return slot.part(kernels::state_block_bytes(at - inside), kernels::state_block_bytes(inside + count));
-}
-
 // The contents of a buffer.
 enum class Role {
   Params,

@@ -9,20 +9,14 @@
 #include <zero/memory_report.h>
 
 #include "config/settings.h"
-#include "kernels/blocks8.h"
 #include "sharding/shard_layout.h"
+#include "step/precision.h"
 
 namespace zero::step {
 
 using Tier = MemoryReport::Tier;
 using Purpose = MemoryReport::Purpose;
 inline constexpr Tier kTiers[] = {Tier::Device, Tier::Host, Tier::File};
-
-enum class Dtype : std::uint8_t { U8, F16, BF16, F32 };  // U8: bytes; of optimizer states blocks of 8-bit codes
-// Bytes of one element.
-constexpr int width(Dtype dtype) { return dtype == Dtype::F32 ? 4 : dtype == Dtype::U8 ? 1 : 2; }
-
-Dtype dtype_of(config::Precision precision);
 
 // Which states each rank of an axis keeps 1/size of (ZeRO, arXiv:1910.02054): stage 1 shards optimizer states, stage 2
 // also gradients, stage 3 also parameters. States that are not sharded are replicated.
@@ -31,20 +25,6 @@ struct ShardingPolicy {
   static ShardingPolicy of_stage(int stage) { return {stage >= 1, stage >= 2, stage >= 3}; }
   static ShardingPolicy of(const config::Settings& settings) { return of_stage(settings.zero.stage); }
 };
-
-// As FSDP2's MixedPrecisionPolicy, and the dtypes of what the optimizer stores.
-struct MixedPrecisionPolicy {
-  Dtype param = Dtype::F32;   // parameters and computation
-  Dtype reduce = Dtype::F32;  // gradients during reduction
-  Dtype grad = Dtype::F32;    // stored, accumulated gradients
-  Dtype master = Dtype::F32;  // fp32, or as param: then the parameter needs no other copy
-  Dtype slots = Dtype::F32;   // optimizer states
-};
-
-// The elements of `dtype` that store an optimizer state of `numel` elements: more bytes if it is in blocks.
-constexpr std::int64_t slot_numel(Dtype dtype, std::int64_t numel) {
-  return dtype == Dtype::U8 ? kernels::state_block_bytes(numel) : numel;
-}
 
 // The ranks that shard one kind of parameter. A dense model has one axis, "dp". Sequence parallelism enlarges it;
 // experts have their own. A group of parameters belongs to one axis.

@@ -9,6 +9,13 @@
 
 namespace zero::step {
 
+// The part of an optimizer state with elements [at, at + count); of one in blocks the blocks that have them.
+inline View slot_part(const View& slot, std::int64_t at, std::int64_t count) {
+  if (slot.dtype != Dtype::U8) return slot.part(at, count);
+  const auto inside = at % kernels::kStateBlock, first = at - inside;
+  return slot.part(kernels::state_block_bytes(first), kernels::state_block_bytes(inside + count));
+}
+
 struct Group {
   // `context` and `facts` must outlive it.
   Group(const Context& context, const GroupFacts& facts, int index);

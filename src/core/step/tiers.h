@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "kernels/elementwise.h"
-#include "step/facts.h"
+#include "step/precision.h"
 
 namespace zero::step {
 
