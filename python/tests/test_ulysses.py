@@ -196,6 +196,22 @@ def test_a_tiled_mlp_has_the_values_and_gradients_of_the_whole(shape: tuple[int,
         torch.testing.assert_close(TiledMLP.apply(called, model, x, shards, None), whole)
 
 
+def test_dropout_in_a_tile_has_the_gradient_of_what_it_dropped() -> None:
+    for tiled in (
+        lambda x: TiledMLP.apply(lambda _, tile: nn.functional.dropout(tile, 0.5), None, x, 4, None),
+        lambda x: sequence_tiled_compute(
+            lambda x: nn.functional.dropout(x, 0.5), 32, 4, {"x": x}, {}, "x", output_reduction=None
+        ),
+    ):
+        x = torch.ones(1, 32, 8, requires_grad=True)
+        y = tiled(x)
+        after = torch.get_rng_state()
+        y.sum().backward()
+        assert x.grad is not None and torch.equal(x.grad, y.detach())
+        assert 0 < y.count_nonzero() < y.numel()
+        assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_a_tiled_mlp_of_an_input_without_gradient_and_of_frozen_parameters() -> None:
     model = mlp()
     model[0].requires_grad_(False)

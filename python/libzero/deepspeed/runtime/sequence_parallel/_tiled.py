@@ -1,6 +1,6 @@
 """A computation per token in tiles of the tokens, so that activations of one tile exist at a time.
 
-A tile's forward runs without a graph, and again in backward. Gradients of parameters are summed over the tiles and
+A tile's forward runs without a graph, and again in backward, where it draws the same random numbers. Gradients of parameters are summed over the tiles and
 arrive once, as those of one call do, so that an engine reduces them once at any stage.
 
 fn may read its arguments and parameters. Gradients go to every tensor of its arguments that has one, and to all
@@ -10,10 +10,12 @@ parameters that fn uses: compute_params, which DeepSpeed needs, may be None.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 __all__ = [
     "AutogradComputeMLP",
@@ -48,6 +50,22 @@ def _leaves(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [x.detach().requires_grad_() for x in inputs]
 
 
+class _Draws:
+    """The generators before a tile's forward."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._host = torch.get_rng_state()
+        self._devices, self._states = get_device_states(*tensors)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """[local] Within it they draw the same numbers; after it they continue."""
+        with torch.random.fork_rng(self._devices):
+            torch.set_rng_state(self._host)
+            set_device_states(self._devices, self._states)
+            yield
+
+
 class _Sums:
     """Gradients of parameters, added up over the tiles."""
 
@@ -68,7 +86,7 @@ class _Tiles(torch.autograd.Function):
     def forward(ctx: Any, work: _Work, first: torch.Tensor, count: int, *tensors: torch.Tensor) -> torch.Tensor:
         ctx.work, ctx.parameters = work, tensors[count:]  # themselves: what checkpointing keeps of them has no gradient
         ctx.save_for_backward(*tensors[:count])
-        return work.join([first, *(work.run(i, work.cut(tensors[:count], i)) for i in range(1, work.tiles))])
+        return work.join([first, *(work.draw(i, work.cut(tensors[:count], i)) for i in range(1, work.tiles))])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -76,7 +94,7 @@ class _Tiles(torch.autograd.Function):
         count, parts = len(inputs), []
         sums = _Sums(len(parameters))
         for i, gradient in enumerate(work.gradients(gradients[0])):
-            with torch.enable_grad():
+            with torch.enable_grad(), work.draws[i].again():
                 pieces = _leaves(work.cut(inputs, i))
                 output = work.run(i, pieces)
             found = torch.autograd.grad(output, [*pieces, *parameters], gradient, allow_unused=True)
@@ -98,6 +116,12 @@ class _Work:
         self.run, self.tiles, self.step = run, tiles, step
         self.dims, self.dim, self.reduction = dims, dim, reduction
         self._lengths: list[int] = []
+        self.draws: dict[int, _Draws] = {}
+
+    def draw(self, i: int, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """run(), which backward can repeat with the same random numbers."""
+        self.draws[i] = _Draws(pieces)
+        return self.run(i, pieces)
 
     def cut(self, inputs: Sequence[torch.Tensor], i: int) -> list[torch.Tensor]:
         """The pieces of tile i."""
@@ -157,7 +181,7 @@ class _Work:
         ValueError where compute_params are given and fn uses another leaf of autograd: a tensor that it got otherwise.
         """
         pieces = _leaves(self.cut(inputs, 0))
-        output = self.run(0, pieces)
+        output = self.draw(0, pieces)
         found = _parameters_of(output, pieces)
         listed = None if compute_params is None else set(map(id, compute_params))
         others = [] if not listed else [x for x in found if id(x) not in listed]
