@@ -71,7 +71,7 @@ void add_training_keys(std::vector<Key>& keys) {
       .key("params.state_bits", &OptimizerSettings::state_bits,
            "bits of an optimizer state; 16: bf16, 8: blocks of codes (Adam, AdamW, Lion)", at_least(8), at_most(32))
       .key("params.fp32_optimizer_states", &OptimizerSettings::fp32_states,
-           "false: optimizer states have the dtype of the masters");
+           "false: optimizer states have the dtype of the masters", needs(When::NarrowStates));
   Block(keys, "scheduler", &Settings::schedule)
       .key("type",
            words(&ScheduleSettings::type, {{"WarmupLR", ScheduleType::WarmupLR},

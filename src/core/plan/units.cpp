@@ -86,7 +86,7 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                      .parameters = std::move(cut.parameters),
                      .layout = sharding::ShardLayout::of_group(std::move(numels), ranks,
                                                                cut.fp32 ? step::width(step::Dtype::F32) : width, !gpu,
-                                                               settings.state_bits() == 8),
+                                                               step::slot_block(step::slots_of(settings))),
                      .axis = cut.axis,
                      .replicated = replicated});
   }

@@ -2,6 +2,7 @@
 // flat vector, each at an aligned offset. The vector is padded to `world` equal, aligned shards. A parameter may extend
 // over several shards.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -11,17 +12,16 @@ namespace zero::sharding {
 // Alignment of parameters and shards, in elements of `width` bytes: 64 bytes on a CPU, which suits the widest vector
 // instructions and libtorch's kernels; 256 on a GPU.
 constexpr std::int64_t flat_alignment(std::int64_t width, bool on_cpu) { return (on_cpu ? 64 : 256) / width; }
-// Of groups with 8-bit optimizer states: no block of codes has elements of two parameters or of two ranks.
-inline constexpr std::int64_t kBlockAlignment = 256;
 
 class ShardLayout {
  public:
   // numels: elements of each parameter, in order; may be 0. alignment: elements, >= 1.
   ShardLayout(std::vector<std::int64_t> numels, int world, std::int64_t alignment);
-  // The layout of a group whose compute dtype has `width` bytes. in_blocks: with 8-bit optimizer states.
+  // The layout of a group whose compute dtype has `width` bytes. block: elements of its optimizer states that are
+  // stored together, a power of two; no block has elements of two parameters or of two ranks.
   static ShardLayout of_group(std::vector<std::int64_t> numels, int world, std::int64_t width, bool on_cpu,
-                              bool in_blocks = false) {
-    return {std::move(numels), world, in_blocks ? kBlockAlignment : flat_alignment(width, on_cpu)};
+                              std::int64_t block = 1) {
+    return {std::move(numels), world, std::max(block, flat_alignment(width, on_cpu))};
   }
 
   int world() const { return world_; }

@@ -20,9 +20,7 @@ MixedPrecisionPolicy precision_of(const config::Settings& settings, std::int64_t
           .reduce = dtype_of(settings.communication_dtype.value_or(param)),
           .grad = dtype_of(settings.grad_accum_dtype.value_or(fp32 ? Precision::Fp32 : param)),
           .master = dtype_of(settings.low_precision_masters() ? param : Precision::Fp32),
-          .slots = settings.state_bits() == 8    ? Dtype::U8
-                   : settings.state_bits() == 16 ? Dtype::BF16
-                                                 : Dtype::F32};
+          .slots = slots_of(settings)};
 }
 
 bool is_one_dtype(const MixedPrecisionPolicy& p) { return p.grad == p.param && p.reduce == p.param; }
@@ -70,6 +68,11 @@ Dtype dtype_of(config::Precision precision) {
       break;
   }
   return Dtype::F32;
+}
+
+Dtype slots_of(const config::Settings& settings) {
+  const auto bits = settings.state_bits();
+  return bits == 8 ? Dtype::U8 : bits == 16 ? Dtype::BF16 : Dtype::F32;
 }
 
 RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation,

@@ -309,7 +309,7 @@ std::vector<step::Unit> sized(const Found& found, const step::RunFacts& run) {
          .parameters = unit.parameters,
          .layout = sharding::ShardLayout::of_group(
              std::move(numels), run.topology.axes[static_cast<std::size_t>(unit.axis)].size,
-             width(run.precision_of(unit.fp32).param), found.device.is_cpu(), run.precision.slots == step::Dtype::U8),
+             width(run.precision_of(unit.fp32).param), found.device.is_cpu(), step::slot_block(run.precision.slots)),
          .axis = unit.axis,
          .replicated = replicated});
   }

@@ -39,7 +39,6 @@ class StateExport {
   const step::Group& group(std::size_t index) const { return *p_.program->groups()[index]; }
   std::vector<StatePiece> pieces(bool to_save, bool to_load);
   void add_pieces(std::vector<StatePiece>& pieces, const step::Group& group, bool to_save);
-  // Of a parameter that is cut: elements of the parts before this rank's.
   void add_buffers(std::vector<StatePiece>& pieces, bool to_load) const;
 
   Parts& p_;

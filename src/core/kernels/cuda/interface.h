@@ -17,7 +17,7 @@ struct Place {
 };
 
 // Both sides belong to one build; a table of another version is rejected.
-inline constexpr std::uint32_t kInterfaceVersion = 4;
+inline constexpr std::uint32_t kInterfaceVersion = 5;
 inline constexpr const char* kPlugin = "libzero_cuda.so";
 inline constexpr const char* kEntry = "zero_cuda_interface";
 

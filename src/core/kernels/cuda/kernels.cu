@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kSquareWarps* kSquareLanes, kSquareBlocks)
 // One warp per vector: its first thread adds the pieces in order, the others prefetch.
 __global__ void __launch_bounds__(kSquareLanes) add_pieces_kernel(const __grid_constant__ Squares squares) {
   const auto& task = squares.tasks[blockIdx.x];
-  const auto end =
-      static_cast<int>(blockIdx.x) + 1 < squares.count ? squares.tasks[blockIdx.x + 1].first_block : squares.num_pieces;
+  const auto end = static_cast<int>(blockIdx.x) + 1 < squares.count ? squares.tasks[blockIdx.x + 1].first_block
+                                                                   : squares.num_pieces;
   const auto* const pieces = squares.pieces + task.first_block;
   const std::int64_t count = end - task.first_block;
   const int lane = static_cast<int>(threadIdx.x);
@@ -217,7 +217,8 @@ int sums_of_squares(Place place, const SquaredVector* vectors, int count, double
     }
     squares.num_pieces = static_cast<unsigned>(num_pieces);
     const auto blocks = (squares.num_pieces + kSquareWarps - 1) / kSquareWarps;
-    if (blocks > 0) square_pieces_kernel<<<blocks, kSquareWarps * kSquareLanes, 0, stream_of(place)>>>(squares);
+    if (blocks > 0)
+      square_pieces_kernel<<<blocks, kSquareWarps * kSquareLanes, 0, stream_of(place)>>>(squares);
     add_pieces_kernel<<<static_cast<unsigned>(squares.count), kSquareLanes, 0, stream_of(place)>>>(squares);
     pieces += num_pieces;
   }
@@ -259,7 +260,8 @@ int launch_updates(const Algorithm& algorithm, Place place, float factor, const 
       blocks += (numel + kUpdatedPerBlock - 1) / kUpdatedPerBlock;
       if (blocks > kMostBlocks) return cudaErrorInvalidValue;
     }
-    if (blocks > 0) update_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(place)>>>(updates);
+    if (blocks > 0)
+      update_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream_of(place)>>>(updates);
   }
   return cudaGetLastError();
 }
@@ -329,7 +331,7 @@ int free_host(int device, void* data, std::size_t bytes) {
 
 constexpr Interface kInterface{kInterfaceVersion, &error_text, &device_count,    &sum_parts,        &convert,
                                &accumulate,       &scale,      &sums_of_squares, &first_non_finite, &update,
-                               &update_by_norm,   &add_sums,   &step_norm,       &allocate_host,    &free_host};
+                               &update_by_norm,   &add_sums,   &step_norm,        &allocate_host,    &free_host};
 
 }  // namespace
 }  // namespace zero::cuda
