@@ -392,10 +392,12 @@ def native_config(config: Mapping[str, Any], world: int) -> dict[str, Any]:
                 'optimizer.torch_adam: no effect, as in DeepSpeed. Hint: write it in params, {"torch_adam": true}.',
                 ranks=[0],
             )
-        params = block.get("params")
-        if str(block.get("type")).lower() == "adamw" and isinstance(params, dict):
-            if params.get("adam_w_mode") is False:  # the type decides, as in DeepSpeed
+        kind, params = str(block.get("type")).lower(), block.get("params")
+        if kind in ("adam", "adamw") and isinstance(params, dict):
+            if kind == "adamw" and params.get("adam_w_mode") is False:  # the type decides, as in DeepSpeed
                 del params["adam_w_mode"]
+            if params.get("torch_adam") is True and params.get("adam_w_mode", True) is True:
+                params.setdefault("weight_decay", 0.01)  # torch.optim.AdamW's own, as in DeepSpeed
     interval = native.get("steps_per_print")
     if _is_infinite(interval):  # accelerate: never
         native["steps_per_print"] = None
