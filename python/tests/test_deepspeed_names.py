@@ -455,7 +455,7 @@ def test_monitors_write_what_the_engine_writes(tmp_path: Path, monkeypatch: pyte
     MonitorMaster(config).write_events([("a/b", 2.0, 3)])
     TensorBoardMonitor(config.tensorboard).write_events([("a/b", torch.tensor(1.0), 3)])
     rows = (tmp_path / "csv_monitor" / "Train_Samples_my_lr.csv").read_text().split("\n")
-    assert [row.strip() for row in rows[:3]] == ["step,my_lr", "8,0.5", "16,0.25"]
+    assert [row.strip() for row in rows[:3]] == ["step,my lr", "8,0.5", "16,0.25"]
     assert len(list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))) >= 1
     assert not csvMonitor(DeepSpeedMonitorConfig().csv_monitor).enabled
 

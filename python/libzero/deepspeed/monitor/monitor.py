@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -121,14 +123,28 @@ class TensorBoardMonitor(_Files):
     block = "tensorboard"
 
 
-class csvMonitor(_Files):  # noqa: N801
-    """One file for each tag in output_path/job_name, with _ for a space of the tag."""
+class csvMonitor(Monitor):  # noqa: N801
+    """One file for each tag in output_path/job_name, with _ for "/" and a space of the tag."""
 
-    block = "csv_monitor"
+    def __init__(self, csv_config: Any) -> None:
+        super().__init__(csv_config)
+        self.enabled = csv_config.enabled
+        self.output_path, self.job_name = csv_config.output_path, csv_config.job_name
+        self.log_dir = Path(self.output_path or "", self.job_name)
+        if self.enabled and _rank() == 0:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
 
-    def write_events(self, event_list: Iterable[Event], flush: bool = True) -> None:
-        """IoError if a file cannot be written."""
-        super().write_events([(tag.replace(" ", "_"), value, samples) for tag, value, samples in event_list])
+    def write_events(self, event_list: Iterable[Event]) -> None:
+        """OSError if a file cannot be written."""
+        if not self.enabled or _rank() != 0:
+            return
+        for tag, value, samples in event_list:
+            name = tag.replace("/", "_").replace(" ", "_")
+            with open(self.log_dir / f"{name}.csv", "a", newline="", encoding="utf-8") as file:
+                rows = csv.writer(file)
+                if file.tell() == 0:
+                    rows.writerow(["step", tag.rpartition("/")[2]])
+                rows.writerow([samples, value.item() if hasattr(value, "item") else value])
 
 
 class WandbMonitor(Monitor):
