@@ -254,7 +254,7 @@ def test_what_is_built_is_said_where_programs_ask() -> None:
     assert (deepspeed.__git_hash__, deepspeed.__git_branch__) == ("unknown", "unknown")
     assert deepspeed.ops.__compatible_ops__[CPUAdamBuilder.NAME] and not installed_ops[AsyncIOBuilder.NAME]
     assert issubclass(CPUAdamBuilder, OpBuilder) and CPUAdamBuilder().is_compatible()
-    assert ALL_OPS["fused_adam"].absolute_name() == "deepspeed.ops.fused_adam"
+    assert ALL_OPS["fused_adam"].absolute_name() == "deepspeed.ops.adam.fused_adam_op"
     with pytest.raises(NotImplementedError, match=r"CPUAdamBuilder.load\(\) is not built: .* Hint: deepspeed.ops"):
         CPUAdamBuilder().load()
     assert required_torch_version(min_version=2.0) and required_torch_version(min_version="2.0", max_version="99")

@@ -36,6 +36,22 @@ _NOT_BUILT = {
     "TransformerBuilder": "transformer",
     "UtilsBuilder": "utils",
 }
+_MODULES = {
+    "ops.adagrad": "cpu_adagrad",
+    "ops.adam": "cpu_adam fused_adam",
+    "ops.aio": "async_io",
+    "ops.comm": "deepspeed_ccl_comm deepspeed_not_implemented deepspeed_shm_comm",
+    "ops.fp_quantizer": "fp_quantizer",
+    "ops.gds": "gds",
+    "ops.lamb": "fused_lamb",
+    "ops.lion": "cpu_lion fused_lion",
+    "ops.pin_memory": "pin_memory",
+    "ops.quantizer": "quantizer",
+    "ops.spatial": "spatial_inference",
+    "ops.transformer": "stochastic_transformer transformer",
+    "ops.transformer.inference": "transformer_inference",
+}
+"""Where DeepSpeed compiles an operator to; the others: "ops"."""
 
 
 class OpBuilder:
@@ -47,8 +63,9 @@ class OpBuilder:
         self.name = self.NAME if name is None else name
 
     def absolute_name(self) -> str:
-        """DeepSpeed's name of the operator."""
-        return f"deepspeed.ops.{self.name}"
+        """The module that DeepSpeed compiles the operator to."""
+        module = next((module for module, names in _MODULES.items() if self.name in names.split()), "ops")
+        return f"deepspeed.{module}.{self.name}_op"
 
     def is_compatible(self, verbose: bool = False) -> bool:
         """Whether `deepspeed.ops` has an optimizer that does it."""
