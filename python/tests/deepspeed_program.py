@@ -1,9 +1,11 @@
 """A program written for DeepSpeed: two ranks run every case, and rank 0 writes what they observe as JSON.
 
 record_deepspeed.py runs it with DeepSpeed itself, test_deepspeed.py under libzero.deepspeed.run. It is the same file.
+deepspeed_program_loops.py and deepspeed_program_names.py have the other cases.
 """
 
 import argparse
+import importlib
 import inspect
 import json
 import os
@@ -490,9 +492,11 @@ CASES = [
 
 
 def main():
+    others = [importlib.import_module(f"deepspeed_program_{name}") for name in ("loops", "names")]
+    cases = [*CASES, *(case for other in others for case in other.CASES)]
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
-    parser.add_argument("--only", nargs="*", default=[case.__name__ for case in CASES])
+    parser.add_argument("--only", nargs="*", default=[case.__name__ for case in cases])
     parser.add_argument("--local_rank", type=int, default=-1)
     parser = deepspeed.add_config_arguments(parser)
     arguments = parser.parse_args()
@@ -500,7 +504,7 @@ def main():
     deepspeed.init_distributed()
     assert get_accelerator().device_name() == "cpu"
     seen = {}
-    for case in CASES:
+    for case in cases:
         if case.__name__ in arguments.only:
             seen[case.__name__] = case()
     if deepspeed.comm.get_rank() == 0:
@@ -510,4 +514,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    importlib.import_module("deepspeed_program").main()  # the one that the others import
