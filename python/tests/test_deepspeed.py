@@ -271,6 +271,7 @@ def test_the_page_is_that_of_the_table() -> None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
     assert (REPOSITORY / "docs" / "deepspeed-compatibility.md").read_text() == module.page()
+    assert {case for _, _, cases in module.BEHAVIOURS for case in cases.split()} == set(CASES)
 
 
 def test_names_of_the_configuration_and_of_the_model_answer(engine: deepspeed.DeepSpeedEngine) -> None:
