@@ -1,7 +1,8 @@
 """A computation per token in tiles of the tokens, so that activations of one tile exist at a time.
 
-A tile's forward runs without a graph, and again in backward, where it draws the same random numbers. Gradients of parameters are summed over the tiles and
-arrive once, as those of one call do, so that an engine reduces them once at any stage.
+A tile's forward runs without a graph, and again in backward, where it draws the same random numbers. Gradients of
+parameters are summed over the tiles and arrive once, as those of one call do, so that an engine reduces them once at
+any stage.
 
 fn may read its arguments and parameters. Gradients go to every tensor of its arguments that has one, and to all
 parameters that fn uses: compute_params, which DeepSpeed needs, may be None.
