@@ -212,7 +212,10 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        raise ConfigError("[Optimizer] got a GradScaler, expected none. Hint: the fp16 block of the configuration.")
+        raise ConfigError(
+            "[Optimizer] got a GradScaler, expected none. Hint: the fp16 block of the configuration, or "
+            "libzero.loss_scaling for autocast."
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         raise ConfigError("[Optimizer] cannot be copied or pickled. Hint: engine.save_checkpoint(dir, tag).")

@@ -118,6 +118,16 @@ def autocast():
     return {str(stage): train(start(stage, torch_autocast=AUTOCAST), 5) for stage in (1, 2, 3)}
 
 
+def autocast_to_half():
+    half = {"torch_autocast": {"enabled": True, "dtype": "float16"}, "gradient_clipping": 0.0}
+    seen = {}
+    for stage in (1, 2, 3):
+        engine = start(stage, **half)
+        seen[str(stage)] = [engine.optimizer.needs_scaler(), engine.fp16_enabled(), train(engine, 5)]
+        del seen[str(stage)][-1]["norm"]  # DeepSpeed's is that of the scaled gradients
+    return seen
+
+
 def autocast_of_some():
     seen = {}
     for stage in (1, 2, 3):
@@ -486,8 +496,9 @@ def experts():
 
 
 CASES = [
-    stages, bf16, autocast, autocast_of_some, accumulation, boundary, schedules, free_schedules, client_objects,
-    overflow, checkpoint, loader, whole_parameters, narrow_states, sizes, experts, expert_groups, signatures,
+    stages, bf16, autocast, autocast_of_some, autocast_to_half, accumulation, boundary, schedules, free_schedules,
+    client_objects, overflow, checkpoint, loader, whole_parameters, narrow_states, sizes, experts, expert_groups,
+    signatures,
 ]  # fmt: skip
 
 

@@ -692,6 +692,56 @@ def test_forward_runs_under_autocast(normed: bool, stage: int) -> None:
     assert dtypes["1.0.weight" if normed else "2.bias"] is torch.bfloat16
 
 
+@pytest.mark.parametrize("stage", range(4))
+def test_autocast_to_fp16_scales_the_loss(stage: int, tmp_path: Path) -> None:
+    """As torch.autocast and GradScaler in a plain loop, where no gradient of a loss this small is above 0 unscaled."""
+    small = 2.0**-14
+
+    def loss_of(output: torch.Tensor, step: int) -> torch.Tensor:
+        return output.float().square().mean() * (2.0**40 if step == 2 else small)  # step 2 overflows
+
+    plain = network()
+    reference = torch.optim.SGD(plain.parameters(), lr=100.0, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu")
+    training = config(stage, torch_autocast={"enabled": True, "dtype": "float16"}, fp16={"loss_scale": 2})
+    training["optimizer"] = {"type": "SGD", "params": {"lr": 100.0, "momentum": 0.9}}
+    engine, _, _, _ = deepspeed.initialize(model=network(), config=training)
+    assert engine.optimizer.needs_scaler() and engine.optimizer.cur_scale == 65536 and not engine.fp16_enabled()
+    for step in range(5):
+        with torch.autocast("cpu", torch.float16):
+            output = plain(batch(0, step))
+        reference.zero_grad()
+        torch.autograd.backward(scaler.scale(loss_of(output, step)))
+        if stage > 0:
+            for p in plain.parameters():
+                p.grad = None if p.grad is None else p.grad.half().float()
+        scaler.step(reference)
+        scaler.update()
+        ours = engine(batch(0, step))
+        assert ours.dtype is torch.float16
+        engine.backward(loss_of(ours, step))
+        engine.step()
+        assert engine.optimizer.cur_scale == scaler.get_scale() and engine.optimizer.overflow == (step == 2)
+        if step == 3:
+            engine.save_checkpoint(str(tmp_path), "half")
+    assert engine.skipped_steps == 1 and engine.communication_data_type() == ("fp16" if stage > 0 else None)
+    assert_same(engine, plain)
+    moved = max(float((p - q).detach().abs().max()) for p, q in zip(plain.parameters(), network().parameters()))
+    assert moved > 1e-3, "the steps without an overflow train"
+    again, _, _, _ = deepspeed.initialize(model=network(), config=training)
+    assert again.load_checkpoint(str(tmp_path), "half")[0] is not None
+    assert again.optimizer.cur_scale == 32768
+    again.backward(loss_of(again(batch(0, 4)), 4))
+    again.step()
+    assert_same(again, plain)
+    with pytest.raises(RuntimeError, match="of a loss that is not scaled"):
+        torch.autograd.backward(again(batch(0, 5)).float().mean())
+    wide, _, _, _ = deepspeed.initialize(model=network(), config={**training, "torch_autocast": {"enabled": False}})
+    wide.save_checkpoint(str(tmp_path), "wide")
+    again, _, _, _ = deepspeed.initialize(model=network(), config=training)
+    assert again.load_checkpoint(str(tmp_path), "wide")[0] is not None and again.optimizer.cur_scale == 65536
+
+
 def test_the_block_torch_autocast_is_checked() -> None:
     def made(**block: Any) -> deepspeed.DeepSpeedEngine:
         return deepspeed.initialize(model=network(), config=config(1, torch_autocast=block))[0]
@@ -704,12 +754,10 @@ def test_the_block_torch_autocast_is_checked() -> None:
     assert own.communication_data_type() is None and get_comm_dtype(own.module[0].weight) is torch.float32
     wide = deepspeed.initialize(model=network(), config=config(1, communication_data_type="fp32", **AUTOCAST))[0]
     assert wide.communication_data_type() == "fp32"
-    with pytest.raises(NotImplementedError, match="float16 is not built: .* Hint: .*bfloat16"):
-        made(enabled=True, dtype="half")
     for wrong, expected in (
         ({"enable": True}, "torch_autocast: got 'enable', expected an object with keys of enabled, dtype"),
         ({"enabled": "yes"}, "torch_autocast.enabled: got 'yes', expected true or false"),
-        ({"enabled": True, "dtype": "fp32"}, "torch_autocast.dtype: got 'fp32', expected bfloat16"),
+        ({"enabled": True, "dtype": "fp32"}, "torch_autocast.dtype: got 'fp32', expected bfloat16 or float16"),
         ({"lower_precision_safe_modules": "torch.nn.Linear"}, "got 'torch.nn.Linear', expected a list of names"),
         ({"enabled": True, "lower_precision_safe_modules": ["torch.nn.Liner"]}, "cannot import torch.nn.Liner"),
         ({"enabled": True, "lower_precision_safe_modules": ["Linear"]}, "cannot import Linear"),

@@ -79,7 +79,7 @@ def test_constructors_see_whole_values(stage: int) -> None:
     engine, *_ = deepspeed.initialize(model=model, config=config(stage))
     x = torch.randn(4, 7)
     assert torch.equal(engine(x), expected(x))
-    assert not any(hasattr(p, "ds_tensor") or is_divided(p) for p in model.parameters())
+    assert all(hasattr(p, "ds_tensor") == (stage == 3) and not is_divided(p) for p in model.parameters())
 
 
 def test_operations_on_whole_and_divided_parameters() -> None:
@@ -304,10 +304,26 @@ def test_ranks_hold_parts_of_rank_0s_values(programs: Programs) -> None:
         torch.nn.init.constant_(expected.position, 2.0)
         x = torch.ones(2, 7)
         print("equal", torch.equal(engine(x), expected(x)), flush=True)
+        model.late.requires_grad_(False)
+        for name, p in model.named_parameters():
+            part = p.ds_tensor
+            parts = [None] * 3
+            dist.all_gather_object(parts, part.clone())
+            with Gathered(p):
+                assert torch.equal(torch.cat(parts), p.detach().flatten()) and part.ds_numel == len(part), name
+            try:
+                part.zero_()
+            except RuntimeError as error:
+                assert "inference tensor" in str(error).lower(), error
+            else:
+                raise AssertionError("a write to a copy would be lost")
+        engine.destroy()
+        print("parts", not hasattr(p, "ds_tensor"), flush=True)
         """.replace("HERE", repr(str(Path(__file__).parent))),
         ranks=3,
     )
     assert out.count("refused False") == 2 and out.count("refused True") == 1 and out.count("equal True") == 3, out
+    assert out.count("parts True") == 3, out
 
 
 def test_ranks_agree_on_what_is_divided(programs: Programs) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from libzero._divided import divide, identify, is_divided
+from libzero.engine import engine_of
 
 
 class ZeroParamType(Enum):
@@ -27,12 +28,32 @@ class ZeroParamStatus(Enum):
     INFLIGHT = 3
 
 
+class _OwnPart:
+    """`param.ds_tensor` of a parameter that an engine has at stage 3, where ranks have parts of unequal sizes.
+
+    A copy of this rank's part, flat, in the parameter's dtype, each time it is read. Writing to it is an error, as to
+    every tensor of torch.inference_mode(). Parameters that zero.Init divides have their own in its place.
+    """
+
+    def __get__(self, parameter: torch.nn.Parameter | None, kind: type) -> Any:
+        if parameter is None:
+            return self
+        engine = engine_of(parameter) if "ds_status" in parameter.__dict__ else None
+        if engine is None or engine.options.effective()["zero_optimization.stage"] != "3":
+            raise AttributeError(f"{kind.__name__!r} object has no attribute 'ds_tensor'")
+        with torch.inference_mode():
+            part = engine.own_parameter_state(parameter)[1].to(parameter.dtype, copy=True)
+            part.__dict__["ds_numel"] = part.numel()
+            return part
+
+
 def mark(parameters: Iterable[torch.Tensor]) -> None:
     """[local] Gives parameters the attributes that programs know stage 3's by.
 
-    ds_id, ds_shape, ds_numel, ds_status, convert_to_zero_parameters(); ds_persist, which is False, and
+    ds_id, ds_shape, ds_numel, ds_status, ds_tensor, convert_to_zero_parameters(); ds_persist, which is False, and
     ds_active_sub_modules, which stays empty.
     """
+    torch.nn.Parameter.ds_tensor = _OwnPart()  # type: ignore[attr-defined]
     for p in parameters:
         if torch.nn.parameter.is_lazy(p):
             continue

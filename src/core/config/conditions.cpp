@@ -12,6 +12,7 @@ Condition condition_of(const Document& document, When when) {
   const std::string params = value("zero_optimization.offload_param.device");
   const std::string activations = value("libzero.activation_offload.device");
   const std::string none = "\"none\"", file = "\"nvme\"";
+  const bool scales_loss = is_on("fp16.enabled") || is_on("libzero.loss_scaling");
   switch (when) {
     case When::Always:
       return {};
@@ -46,8 +47,12 @@ Condition condition_of(const Document& document, When when) {
                              "no device is nvme")};
     case When::Fp16:
       return {"fp16", unless(is_on("fp16.enabled"), "fp16 is not enabled")};
+    case When::NotFp16:
+      return {"not fp16", unless(!is_on("fp16.enabled"), "fp16 always scales the loss")};
+    case When::ScalesLoss:
+      return {"fp16", unless(scales_loss, "fp16 is not enabled")};
     case When::DynamicScale:
-      if (!is_on("fp16.enabled")) return {"dynamic", "fp16 is not enabled"};
+      if (!scales_loss) return {"dynamic", "fp16 is not enabled"};
       return {"dynamic", unless(value("fp16.loss_scale") == "0", "the loss scale is fixed")};
     case When::Bf16:
       return {"bf16", unless(is_on("bf16.enabled"), "bf16 is not enabled")};

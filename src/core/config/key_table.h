@@ -57,6 +57,8 @@ enum class When {
   ActivationsInFile,
   AnyFile,
   Fp16,
+  NotFp16,
+  ScalesLoss,
   DynamicScale,
   Bf16,
   SixteenBit,

@@ -133,7 +133,8 @@ void add_training_keys(std::vector<Key>& keys) {
   Block(keys, "").key("fp16.enabled", is(&Settings::precision, Precision::Fp16),
                       "fp16 parameters and compute, fp32 masters", automatic(kPrecisionFlag));
   Block(keys, "fp16", &Settings::scaler)
-      .key("loss_scale", &ScalerSettings::static_scale, "fixed loss scale; 0: dynamic", at_least(0), needs(When::Fp16))
+      .key("loss_scale", &ScalerSettings::static_scale, "fixed loss scale; 0: dynamic", at_least(0),
+           needs(When::ScalesLoss))
       .key("initial_scale_power", &ScalerSettings::initial_scale_power, "the initial dynamic scale is 2 to this power",
            at_least(0), at_most(64), needs(When::DynamicScale))
       .key("loss_scale_window", &ScalerSettings::window, "consecutive steps without overflow before the scale doubles",
@@ -200,6 +201,9 @@ void add_training_keys(std::vector<Key>& keys) {
            "names of parameters that stay fp32, such as a router and norms (* and ?; \\ makes the next character "
            "literal); one that matches nothing is an error",
            needs(When::SixteenBit))
+      .key("libzero.loss_scaling", &Settings::loss_scaling,
+           "scale the loss without fp16 too, by the keys of that block: for a forward pass under autocast to fp16",
+           needs(When::NotFp16))
       .key("libzero.stochastic_rounding", &Settings::stochastic_rounding,
            "round masters and optimizer states in 16 bits to one of the two nearest values at random, so that the mean "
            "is exact; false: to the nearest, which loses small updates",

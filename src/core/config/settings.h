@@ -18,7 +18,7 @@ namespace zero::config {
 enum class Precision { Fp32, Bf16, Fp16 };
 enum class ReduceOp { Mean, Sum };
 
-struct ScalerSettings {     // fp16 only
+struct ScalerSettings {     // where scales_loss()
   double static_scale = 0;  // 0: dynamic
   int initial_scale_power = 16;
   std::int64_t window = 1000, hysteresis = 2;
@@ -128,6 +128,7 @@ struct Settings {
   std::vector<std::string> keep_fp32;  // libzero.keep_fp32: patterns of parameters that stay fp32
   ScalerSettings scaler;
   bool check_grad_overflow = true;  // bf16
+  bool loss_scaling = false;        // libzero.loss_scaling: without fp16 too
   std::optional<Precision> grad_accum_dtype, communication_dtype, buffer_dtype;
   std::optional<Precision> param_dtype;                                            // none, or the precision
   bool bf16_masters = false, fp16_masters = false, bf16_optimizer_states = false;  // each in its recipe only
@@ -154,6 +155,7 @@ struct Settings {
   ModelSettings model;
   DataSettings data;
 
+  bool scales_loss() const { return precision == Precision::Fp16 || loss_scaling; }
   // The parameters in 16 bits have no fp32 masters, and their gradients are stored in the same dtype.
   bool low_precision_masters() const {
     return (bf16_masters && precision == Precision::Bf16) || (fp16_masters && precision == Precision::Fp16);

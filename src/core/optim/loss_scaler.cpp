@@ -11,12 +11,12 @@ namespace zero::optim {
 LossScaler::LossScaler(const config::Settings& settings)
     : settings_(settings.scaler),
       max_skipped_steps_(settings.max_skipped_steps),
-      dynamic_(settings.precision == config::Precision::Fp16 && settings.scaler.static_scale == 0),
+      dynamic_(settings.scales_loss() && settings.scaler.static_scale == 0),
       largest_(std::ldexp(1.0, std::max(32, settings.scaler.initial_scale_power))) {
   if (dynamic_) {
     state_.scale = std::ldexp(1.0, settings_.initial_scale_power);
     state_.hysteresis = settings_.hysteresis;
-  } else if (settings.precision == config::Precision::Fp16) {
+  } else if (settings.scales_loss()) {
     state_.scale = settings_.static_scale;
   }
 }

@@ -29,7 +29,7 @@ class LossScaler {
     bool operator==(const State&) const = default;
   };
 
-  // Dynamic for fp16 with static_scale 0; that fixed scale for fp16 otherwise; 1 for bf16 and fp32.
+  // Where the settings scale the loss: dynamic with static_scale 0, else that fixed scale. 1 elsewhere.
   explicit LossScaler(const config::Settings& settings);
 
   double scale() const { return state_.scale; }

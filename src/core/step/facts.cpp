@@ -96,7 +96,8 @@ RunFacts run_facts(const config::Settings& settings, const RunTopology& topology
     run.postmultiply = static_cast<float>(ahead / world);
   }
   run.clip = settings.gradient_clipping;
-  run.checks_overflow = settings.precision != config::Precision::Bf16 || settings.check_grad_overflow;
+  run.checks_overflow =
+      settings.precision != config::Precision::Bf16 || settings.check_grad_overflow || settings.scales_loss();
   bool in_place = false;
   for (auto& axis : run.topology.axes) {
     in_place |= reduces_in_place(run, run.precision, axis);

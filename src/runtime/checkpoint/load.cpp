@@ -76,10 +76,12 @@ class Loader {
                  {manifest_.loss_scale, manifest_.hysteresis, manifest_.good, manifest_.floor},
                  manifest_.set_rates,
                  manifest_.missed_steps};
-    // The scale of a run in another type says nothing about this one's.
+    // The scale of a run in another type, or of one that scaled no loss, says nothing about this one's.
     optim::LossScaler fresh(state_.job.settings);
+    const auto scaled = manifest_.config.find("libzero.loss_scaling");
     if (manifest_.parameter_dtype !=
-        file_dtype(engine::scalar_type(state_.parts.plan.run.precision.param), "parameters"))
+            file_dtype(engine::scalar_type(state_.parts.plan.run.precision.param), "parameters") ||
+        (state_.job.settings.loss_scaling && (scaled == manifest_.config.end() || scaled->second != "true")))
       counters_.scaler = fresh.state();
     fresh.set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)

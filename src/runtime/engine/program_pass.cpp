@@ -113,10 +113,10 @@ void ProgramPass::begin() {
     if (p_.products)
       throw ConfigError(
           where + "loss.backward() was called with tensor parallelism. Hint: engine.backward(loss) in its place.");
-    if (p_.job.settings.precision == config::Precision::Fp16 && link_->scaled != task)
+    if (p_.job.settings.scales_loss() && link_->scaled != task)
       throw ConfigError(where +
-                        "loss.backward() was called in fp16 of a loss that is not scaled. Hint: engine.backward(loss), "
-                        "or engine.scale(loss).backward().");
+                        "loss.backward() was called of a loss that is not scaled, in a run that scales it. Hint: "
+                        "engine.backward(loss), or engine.scale(loss).backward().");
     if (task < link_->ended)
       throw ConfigError(where +
                         "gradients arrived after a backward() inside this one, of reentrant checkpointing. Hint: "

@@ -84,6 +84,12 @@ TEST(LossScaler, OtherRecipesHaveAFixedScale) {
     settings.scaler.static_scale = 128;  // fp16's key: no effect here
     EXPECT_EQ(run(settings, "goggo"), (Scales{1, 1, 1, 1, 1}));
   }
+  settings.loss_scaling = true;  // it has an effect with this
+  EXPECT_EQ(run(settings, "goggo"), (Scales{128, 128, 128, 128, 128}));
+  settings.scaler = {0, 4, 2, 1, false, 1};
+  EXPECT_EQ(run(settings, "ggggogg"), (Scales{16, 32, 32, 64, 32, 32, 64}));
+  settings.loss_scaling = false;
+  settings.scaler.static_scale = 128;
   settings.precision = config::Precision::Fp16;
   LossScaler fixed(settings);
   EXPECT_FALSE(fixed.dynamic());

@@ -23,13 +23,10 @@ class Scale:
         effective = engine.options.effective()
         self._engine = engine
         self._numbers = {key[5:]: json.loads(value) for key, value in effective.items() if key.startswith("fp16.")}
+        self.scaled = bool(self._numbers["enabled"]) or effective["libzero.loss_scaling"] == "true"
+        """fp16, or autocast to it."""
         self.overflowed_at = -1
         """The number of the last step that was skipped, from 0; -1: none since initialize()."""
-
-    @property
-    def scaled(self) -> bool:
-        """[local] fp16."""
-        return bool(self._numbers["enabled"])
 
     @property
     def dynamic(self) -> bool:

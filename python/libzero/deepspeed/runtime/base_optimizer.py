@@ -90,7 +90,7 @@ class DeepSpeedOptimizer(ProgramOptimizer):
         return self._read_scale().dynamic
 
     def needs_scaler(self) -> bool:
-        """[local] fp16: a loss has to be scaled before its backward()."""
+        """[local] fp16, or autocast to it: a loss has to be scaled before its backward()."""
         return self._read_scale().scaled
 
     @property

@@ -243,6 +243,7 @@ class DeepSpeedEngine(torch.nn.Module):
         if isinstance(zero, Mapping) and isinstance(zero.get("leaf_module"), Mapping):
             apply_zero_leaf_module_config(self.module, zero["leaf_module"])
         self._autocast.mark(compiled_from(self.module))
+        self._autocast.scale(native)
         if stage_of(native) > 0 and "communication_data_type" not in native:
             native.update(self._autocast.communication(compiled_from(self.module)))
         self._unlisted = set(map(id, updates.unlisted.values()))

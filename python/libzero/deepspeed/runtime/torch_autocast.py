@@ -67,10 +67,7 @@ class TorchAutocast:
 
     @staticmethod
     def of(config: Mapping[str, Any], device: str) -> TorchAutocast:
-        """[local] Of a configuration, for a device type. ConfigError for what it does not know.
-
-        NotImplementedError for fp16, whose gradients would need a loss scale over parameters in fp32.
-        """
+        """[local] Of a configuration, for a device type. ConfigError for what it does not know."""
         given = config.get("torch_autocast")
         block = {} if given is None else given
         unknown = [key for key in block if key not in _KEYS] if isinstance(block, Mapping) else [given]
@@ -81,7 +78,7 @@ class TorchAutocast:
             _refuse(".enabled", enabled, "true or false")
         written = block.get("dtype")
         if written is not None and written not in _DTYPES:
-            _refuse(".dtype", written, "bfloat16")
+            _refuse(".dtype", written, "bfloat16 or float16")
         dtype = None if written is None else _DTYPES[written]
         names = block.get("lower_precision_safe_modules")
         if names is None:
@@ -90,11 +87,6 @@ class TorchAutocast:
             _refuse(".lower_precision_safe_modules", names, "a list of names of classes")
         if not enabled:
             return TorchAutocast(device, dtype=dtype, names=tuple(names))
-        if (dtype or torch.get_autocast_dtype(device)) is not torch.bfloat16:
-            raise NotImplementedError(
-                "[deepspeed] torch_autocast.dtype: float16 is not built: gradients would underflow without a loss "
-                'scale. Hint: "dtype": "bfloat16", or the block fp16.'
-            )
         return TorchAutocast(device, True, dtype, tuple(names), tuple(map(_class_of, names)))
 
     @contextmanager
@@ -111,7 +103,7 @@ class TorchAutocast:
         global _latest
         if not self.enabled:
             return
-        _latest = self.dtype or torch.get_autocast_dtype(self.device)
+        _latest = self.computes_in
         safe = {id(p) for m in model.modules() if type(m) in self.classes for p in m.parameters(recurse=False)}
         for p in model.parameters():
             if id(p) in safe:
@@ -119,14 +111,35 @@ class TorchAutocast:
             elif hasattr(p, _MARK):  # by another engine
                 delattr(p, _MARK)
 
+    @property
+    def computes_in(self) -> torch.dtype:
+        """[local] The dtype of the operators that autocast chooses one for."""
+        return self.dtype or torch.get_autocast_dtype(self.device)
+
+    def scale(self, config: dict[str, Any]) -> None:
+        """[local] Enables the loss scale of torch.amp.GradScaler in a configuration: fp16 loses gradients without.
+
+        The initial scale 2**16 is halved at each overflow and doubled after 2,000 steps without one.
+        """
+        if not self.enabled or self.computes_in is not torch.float16:
+            return
+        blocks = [config.get(name) or {} for name in ("fp16", "libzero")]
+        if not all(isinstance(block, Mapping) for block in blocks) or blocks[0].get("enabled") is True:
+            return  # options refuse what is no block
+        config["libzero"] = {**blocks[1], "loss_scaling": True}
+        config["fp16"] = {"enabled": False, "initial_scale_power": 16, "loss_scale_window": 2000, "hysteresis": 1}
+
     def communication(self, model: torch.nn.Module) -> dict[str, str]:
         """[local] Its key of the configuration, after mark(): the engine has one dtype for all gradients."""
+        if not self.enabled:
+            return {}
+        narrow = "bf16" if self.computes_in is torch.bfloat16 else "fp16"
         others = sum(not has_comm_dtype(p) for p in model.parameters() if p.requires_grad)
-        if not self.enabled or others == 0:
-            return {"communication_data_type": "bf16"} if self.enabled else {}
+        if others == 0:
+            return {"communication_data_type": narrow}
         log_dist(
             f"torch_autocast: gradients are reduced in fp32, because {others} parameters are not of "
-            'lower_precision_safe_modules. Hint: "communication_data_type": "bf16" reduces all of them in bf16.',
+            f'lower_precision_safe_modules. Hint: "communication_data_type": "{narrow}" is for all of them.',
             ranks=[0],
         )
         return {}
