@@ -6,22 +6,30 @@
 # ZERO_NVCC, the CUDA 13 compiler for the CUDA plug-in, empty without one, and ZERO_HAS_NCCL for the
 # NCCL plug-in, if the toolkit's headers and NCCL are found.
 # A project that has called find_package(Torch) keeps that copy: two in one process do not work.
+include("${CMAKE_CURRENT_LIST_DIR}/TorchVersions.cmake")
+list(GET ZERO_TORCH_MINORS 0 _torch_oldest)
+list(GET ZERO_TORCH_MINORS -1 _torch_newest)
+set(_torch_window "${_torch_oldest} to ${_torch_newest}")
 set(_torch_default "${CMAKE_CURRENT_LIST_DIR}/../.deps/libtorch/torch")
 if(TORCH_INSTALL_PREFIX)
   set(_torch_default "${TORCH_INSTALL_PREFIX}")
 endif()
-set(ZERO_TORCH_DIR "${_torch_default}" CACHE PATH "Folder 'torch' of an unpacked torch 2.11 wheel")
+set(ZERO_TORCH_DIR "${_torch_default}" CACHE PATH "Folder 'torch' of an unpacked torch wheel")
 get_filename_component(ZERO_TORCH_DIR "${ZERO_TORCH_DIR}" ABSOLUTE)
 if(NOT EXISTS "${ZERO_TORCH_DIR}/lib/libtorch_cpu.so")
   message(FATAL_ERROR "ZERO_TORCH_DIR='${ZERO_TORCH_DIR}' has no lib/libtorch_cpu.so. "
-    "Run script/setup, or give the folder 'torch' of an unpacked torch 2.11 wheel: -DZERO_TORCH_DIR=<site-packages>/torch")
+    "Run script/setup, or give the folder 'torch' of an unpacked wheel of torch ${_torch_window}: -DZERO_TORCH_DIR=<site-packages>/torch")
 endif()
 file(STRINGS "${ZERO_TORCH_DIR}/include/torch/headeronly/version.h" _torch_version
-  REGEX "#define TORCH_VERSION_(MAJOR|MINOR) ")
-string(REGEX REPLACE "[^0-9]*([0-9]+)[^0-9]+([0-9]+).*" "\\1.\\2" _torch_version "${_torch_version}")
-if(NOT _torch_version VERSION_EQUAL "2.11")
-  message(FATAL_ERROR "libzero needs libtorch 2.11, found ${_torch_version} in ${ZERO_TORCH_DIR}. Run script/setup.")
+  REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+string(REGEX REPLACE "[^0-9]+([0-9]+)[^0-9]+([0-9]+)[^0-9]+([0-9]+).*" "\\1.\\2.\\3" ZERO_TORCH_VERSION "${_torch_version}")
+string(REGEX REPLACE "\\.[0-9]+$" "" ZERO_TORCH_MINOR "${ZERO_TORCH_VERSION}")
+if(NOT ZERO_TORCH_MINOR IN_LIST ZERO_TORCH_MINORS)
+  message(FATAL_ERROR "libzero needs libtorch ${_torch_window}, found ${ZERO_TORCH_VERSION} in ${ZERO_TORCH_DIR}. Run script/setup.")
 endif()
+# Also for a project that this one is part of.
+set(ZERO_TORCH_VERSION "${ZERO_TORCH_VERSION}" CACHE INTERNAL "")
+set(ZERO_TESTED_TORCH "${ZERO_TESTED_TORCH}" CACHE INTERNAL "")
 get_filename_component(_site "${ZERO_TORCH_DIR}/.." ABSOLUTE)
 
 add_library(torch::cpu INTERFACE IMPORTED GLOBAL)

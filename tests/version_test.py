@@ -28,6 +28,21 @@ for path in sorted((sources / "deploy").iterdir()):
     images = re.findall(r"libzero:(\d\S*)", path.read_text())
     if images:
         compare(f"deploy/{path.name}", images)
+
+# The versions of torch have theirs in cmake/TorchVersions.cmake.
+tested = re.search(r"ZERO_TESTED_TORCH (.*)\)", (sources / "cmake/TorchVersions.cmake").read_text())[1].split()
+minors = [int(each.split(".")[1]) for each in tested]
+if minors != list(range(minors[0], minors[-1] + 1)):
+    faults.append(f"ZERO_TESTED_TORCH has {tested}, expected one of each minor version, the oldest first")
+chosen = re.search(r"^torch=\$\{ZERO_TORCH:-(.*)\}", (sources / "script/setup").read_text(), re.M)[1]
+if chosen not in tested:
+    faults.append(f"script/setup takes torch {chosen}, expected one of {tested}")
+same = f"torch=={chosen.rpartition('.')[0]}.*"
+requirements = re.findall(r'"(torch[^"]*)"', (sources / "pyproject.toml").read_text())
+faults.extend(f"pyproject.toml has {other}, expected {same} as in script/setup" for other in requirements if other != same)
+for file in ("README.md", "docs/dependencies.md"):
+    if f"2.{minors[0]} to 2.{minors[-1]}" not in (sources / file).read_text():
+        faults.append(f"{file} does not say that torch may be 2.{minors[0]} to 2.{minors[-1]}")
 answer = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
 compare("zero --version", re.findall(r"zero (\S+)", answer))
 for fault in faults:

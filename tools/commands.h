@@ -13,3 +13,4 @@ int zero_explain(int argc, char** argv);  // with --live in `zero-torch`
 
 // In `zero-torch`.
 int zero_checkpoint(int argc, char** argv);
+int zero_torch_check(int argc, char** argv);

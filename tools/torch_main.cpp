@@ -10,6 +10,7 @@ int main(int argc, char** argv) {
                                  {"explain", zero_explain},
                                  {"plan", zero_plan},
                                  {"explain-rank", zero::cli::explain_rank},
-                                 {"plan-rank", zero::cli::plan_rank}},
+                                 {"plan-rank", zero::cli::plan_rank},
+                                 {"torch-check", zero_torch_check}},
                                 argc, argv);
 }

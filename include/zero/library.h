@@ -17,6 +17,7 @@
 #include <zero/program_steps.h>
 #include <zero/read_scope.h>
 #include <zero/sp.h>
+#include <zero/torch_check.h>
 #include <zero/tp.h>
 #include <zero/trace.h>
 #include <zero/update_rule.h>

@@ -10,12 +10,22 @@ Names marked [collective] are called by every rank, in the same order; those mar
 
 import torch as _torch
 
+from libzero._build import TESTED_TORCH as _TESTED_TORCH
 from libzero._build import TORCH as _TORCH
 
-if _torch.__version__.split("+")[0].split(".")[:2] != _TORCH.split(".")[:2]:
+_version = _torch.__version__.split("+")[0]
+if _version.split(".")[:2] != _TORCH.split(".")[:2]:
     raise ImportError(
         f"[libzero] got torch {_torch.__version__}, expected {_TORCH}, which this libzero was built for. "
         f"Hint: pip install torch=={_TORCH}, or build libzero again with this torch (pip install . in its clone)."
+    )
+
+from libzero._native import check_torch
+
+if _version not in _TESTED_TORCH and (_faults := {name: fault for name, fault in check_torch() if fault}):
+    raise ImportError(
+        f"[libzero] got torch {_torch.__version__}, with which results may be wrong: {_faults}. "
+        f"Hint: libzero was tested with torch {', '.join(_TESTED_TORCH)}."
     )
 
 from libzero import (
@@ -61,6 +71,7 @@ __all__ = [
     "__version__",
     "attention_over_heads",
     "build",
+    "check_torch",
     "compile",
     "default_communicator",
     "heads_to_sequence",

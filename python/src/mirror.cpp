@@ -15,7 +15,7 @@
 namespace libzero {
 namespace {
 
-// The dictionary of buffers is private, and libtorch 2.11 has no way to replace or remove one. An explicit template
+// The dictionary of buffers is private, and libtorch has no way to replace or remove one. An explicit template
 // instantiation may legally name a private member.
 using Tensors = torch::OrderedDict<std::string, at::Tensor>;
 template <auto Member>

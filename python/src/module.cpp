@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <torch/csrc/Exceptions.h>
 #include <zero/log.h>
+#include <zero/torch_check.h>
 #include <zero/version.h>
 
 #include <torch/csrc/utils/pythoncapi_compat.h>
@@ -102,6 +103,15 @@ void bind_errors(py::module_& module) {
 PYBIND11_MODULE(_native, module) {
   libzero::fill_standard_streams();
   module.attr("version") = ZERO_VERSION;
+  module.def(
+      "check_torch",
+      [] {
+        std::vector<std::pair<std::string, std::string>> checks;
+        for (auto& check : zero::check_torch()) checks.emplace_back(std::move(check.mechanism), std::move(check.fault));
+        return checks;
+      },
+      "[local] What libzero relies on in torch beyond its documented interface: pairs of a mechanism and what is wrong "
+      "with it, empty if it works. For versions that libzero was not tested with.");
   libzero::bind_errors(module);
   libzero::bind_options(module);
   libzero::bind_plan(module);

@@ -14,6 +14,7 @@ import torch
 from conftest import REPOSITORY, Programs, batch, config, find_zero, network
 
 import libzero
+from libzero._build import TESTED_TORCH, TORCH
 
 
 def one_step(engine: libzero.Engine, step: int = 0) -> libzero.StepResult:
@@ -528,7 +529,24 @@ def test_another_torch_is_told_what_it_was_built_for(programs: Programs) -> None
     program = programs.folder / "other.py"
     program.write_text("import torch\ntorch.__version__ = '2.99.0'\nimport libzero\n")
     done = subprocess.run([sys.executable, program], env=programs.environment(), capture_output=True, text=True)
-    assert done.returncode != 0 and "got torch 2.99.0, expected 2.11.0, which this libzero was built for" in done.stderr
+    text = f"got torch 2.99.0, expected {TORCH}, which this libzero was built for"
+    assert done.returncode != 0 and text in done.stderr
+
+
+def test_a_torch_that_was_not_tested_is_tried(programs: Programs) -> None:
+    assert torch.__version__.split("+")[0] in TESTED_TORCH
+    assert len(libzero.check_torch()) == 4 and not any(fault for _, fault in libzero.check_torch())
+    program = programs.folder / "tried.py"
+    head = "import torch\ntorch.__version__ = torch.__version__.rpartition('.')[0] + '.99'\n"
+    program.write_text(head + "import libzero\nprint('imported')\n")
+    done = subprocess.run([sys.executable, program], env=programs.environment(), capture_output=True, text=True)
+    assert done.returncode == 0 and "imported" in done.stdout, done.stderr
+    # Operators skip what libzero registers for this key.
+    key = "'TESTING_ONLY_GenericMode'"
+    taken = f"kept = torch.library.Library('_', 'IMPL', {key})\nkept.fallback(torch.library.fallthrough_kernel, {key})\n"
+    program.write_text(head + taken + "import libzero\n")
+    done = subprocess.run([sys.executable, program], env=programs.environment(), capture_output=True, text=True)
+    assert done.returncode != 0 and "results may be wrong: {'deferred initialization':" in done.stderr, done.stderr
 
 
 def test_types_of_the_extension(programs: Programs) -> None:

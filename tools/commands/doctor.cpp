@@ -1,6 +1,9 @@
 // `zero doctor`: what this machine provides, how that affects libzero, and how to install what is missing. The probes
 // are in tools/launch/machine/machine.h; this file has the verdicts, the table and the JSON document.
+#include <fcntl.h>
+#include <spawn.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,7 +41,7 @@ using report::human_bytes;
 
 constexpr std::size_t kDirectBytes = 32 << 20;
 constexpr std::uint64_t kMiB = 1 << 20, kGiB = 1 << 30;
-constexpr const char* kTorchVersion = "2.11";
+constexpr const char* kTorchVersion = ZERO_TORCH_MINOR;  // that libzero was built with
 
 // "missing": required by libzero. "note": costs speed, space or a feature.
 enum class Verdict { Ok, Note, Missing };
@@ -74,6 +78,53 @@ std::string torch_version(const fs::path& torch_folder) {
   std::string version;
   std::getline(archive, version);
   return version;
+}
+
+// What `zero-torch torch-check` prints; empty if it does not run.
+std::string printed_by(const fs::path& torch_part) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return {};
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  std::string program = torch_part.string(), word = "torch-check", text;
+  char* words[] = {program.data(), word.data(), nullptr};
+  pid_t child = 0;
+  const bool started = posix_spawn(&child, words[0], &actions, nullptr, words, environ) == 0;
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  char part[512];
+  for (ssize_t n = 0; started && ((n = read(ends[0], part, sizeof part)) > 0 || (n < 0 && errno == EINTR));)
+    if (n > 0) text.append(part, static_cast<std::size_t>(n));
+  close(ends[0]);
+  int status = 0;
+  while (started && waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return started && WIFEXITED(status) && WEXITSTATUS(status) == 0 ? text : std::string();
+}
+
+// Whether libtorch behaves as libzero relies on (include/zero/torch_check.h).
+Item torch_mechanisms(const fs::path& torch_part) {
+  Item item{"libtorch's mechanisms", "", "", Verdict::Ok, {}};
+  std::istringstream lines(printed_by(torch_part));
+  std::vector<std::string> works;
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t tab = line.find('\t');
+    const std::string name = line.substr(0, tab), fault = line.substr(std::min(line.size(), tab + 1));
+    item.values.emplace_back(name, fault.empty() ? "null" : json_quote(fault));
+    if (fault.empty())
+      works.push_back(name);
+    else
+      item.found += (item.found.empty() ? "" : "; ") + name + ": " + fault;
+  }
+  if (item.found.empty() && !works.empty()) {
+    item.found = number(works.size()) + " work";
+    return item;
+  }
+  if (works.empty() && item.found.empty()) item.found = torch_part.string() + " does not start";
+  item.verdict = Verdict::Missing;
+  item.hint = "results may be wrong with this libtorch: use one that libzero was tested with (docs/dependencies.md)";
+  return item;
 }
 
 void libraries(std::vector<Item>& items) {
@@ -117,7 +168,9 @@ void libraries(std::vector<Item>& items) {
     torch.hint = std::string("libzero needs libtorch ") + kTorchVersion +
                  ": run script/setup, or put the folder of libtorch_cpu.so into LD_LIBRARY_PATH";
   }
+  const bool usable = torch.verdict == Verdict::Ok;
   items.push_back(std::move(torch));
+  if (usable && have_library && have_part) items.push_back(torch_mechanisms(torch_part));
 
   fs::path plug_in = have_library ? library.parent_path() / "libzero_nccl.so" : fs::path();
   if (!fs::is_regular_file(plug_in, error)) plug_in.clear();

@@ -8,6 +8,7 @@
 #include <zero/errors.h>
 
 #include "torch_hooks/interception.h"
+#include "torch_hooks/torch_versions.h"
 
 namespace zero::torch_hooks {
 namespace {
@@ -22,7 +23,7 @@ thread_local bool silent = false;  // a Recording with nullptr is active
 // needs them first.
 struct RecordingEngine final : torch::autograd::Engine {
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
+      const std::shared_ptr<torch::autograd::GraphTask>& graph_task, NodeReference graph_root,
       torch::autograd::InputBuffer&& input_buffer) override {
     return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
   }
@@ -60,11 +61,15 @@ Recording::~Recording() {
 }
 bool Recording::active() { return recorder != nullptr; }
 
+bool may_install_engine() {
+  const auto& now = torch::autograd::Engine::get_default_engine();
+  return &now == &torch::autograd::Engine::get_base_engine() || &now == &recording_engine();
+}
+
 void install_engine() {
   static std::once_flag once;
   std::call_once(once, [] {
-    using torch::autograd::Engine;
-    if (&Engine::get_default_engine() != &Engine::get_base_engine())
+    if (!may_install_engine())
       throw ConfigError(
           "[activation_checkpoint] got the autograd engine of Python, expected libtorch's own: "
           "activation_checkpointing "

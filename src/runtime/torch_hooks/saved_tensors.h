@@ -82,6 +82,8 @@ class Recording {
   bool silent_before_;
 };
 
+// Whether libtorch's autograd engine is its own or that of install_engine(); in Python programs it is Python's.
+bool may_install_engine();
 // Permanently replaces libtorch's autograd engine. Throws ConfigError if another replacement is installed.
 void install_engine();
 

@@ -5,7 +5,7 @@
 namespace zero::torch_hooks {
 namespace {
 
-// The read guard's flag is private, and libtorch 2.11 has no public reset. An explicit template instantiation may
+// The read guard's flag is private, and libtorch has no public reset. An explicit template instantiation may
 // legally name a private member.
 template <auto Member>
 struct ReachGuard {
