@@ -106,6 +106,7 @@ PYBIND11_MODULE(_native, module) {
   module.def(
       "check_torch",
       [] {
+        const py::gil_scoped_release released;
         std::vector<std::pair<std::string, std::string>> checks;
         for (auto& check : zero::check_torch()) checks.emplace_back(std::move(check.mechanism), std::move(check.fault));
         return checks;

@@ -183,16 +183,17 @@ void deferred_initialization() {
   auto generator = at::detail::getDefaultCPUGenerator();
   const auto state = generator.get_state();
   const at::NoGradGuard no_grad;
-  const auto build = [&] {
-    generator.set_current_seed(3);
+  const auto build = [] {
     std::vector<at::Tensor> made{at::empty({4, 3}).normal_(), at::empty({5}).uniform_(-1, 1)};
     made[0].mul_(2).t().fill_diagonal_(1);
     return made;
   };
   try {
+    generator.set_current_seed(3);
     const auto eager = build();
     const auto next = at::rand({2});
     std::vector<at::Tensor> deferred;
+    generator.set_current_seed(3);
     {
       const DeferredRecording recording;
       deferred = build();
@@ -217,6 +218,8 @@ TorchCheck run(const char* name, void (*test)()) {
     return {name, {}};
   } catch (const Fault& fault) {
     return {name, fault.text};
+  } catch (const c10::Error& error) {
+    return {name, error.what_without_backtrace()};
   } catch (const std::exception& error) {
     return {name, error.what()};
   }
