@@ -4,6 +4,8 @@
 #include <zero/sp.h>
 #include <zero/tp.h>
 
+#include <tuple>
+
 #include "binding.h"
 
 namespace libzero {
@@ -119,7 +121,7 @@ void bind_sequence(py::module_& module) {
       "attention_to_heads",
       [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const PyMesh& mesh, std::int64_t tokens) {
         const auto all = over(mesh, [&](const zero::Mesh& m) { return zero::sequence_to_heads(q, k, v, m, tokens); });
-        return py::make_tuple(all[0], all[1], all[2]);
+        return std::tuple(all[0], all[1], all[2]);
       },
       py::arg("q"), py::arg("k"), py::arg("v"), py::arg("mesh"), py::arg("tokens"));
   module.def(
