@@ -8,7 +8,6 @@
 #include "tools/commands.h"
 
 int zero_torch_check(int, char**) {
-  for (const auto& check : zero::check_torch())
-    std::printf("%s\t%s\n", check.mechanism.c_str(), check.fault.substr(0, check.fault.find('\n')).c_str());
+  for (const auto& check : zero::check_torch()) std::printf("%s\t%s\n", check.mechanism.c_str(), check.fault.c_str());
   return 0;
 }

@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 
 #include "torch_hooks/backward_task.h"
@@ -23,12 +24,8 @@ namespace {
 
 using namespace torch_hooks;
 
-// The text of the first expectation that is not met.
-struct Fault {
-  std::string text;
-};
 void expect(bool met, const char* text) {
-  if (!met) throw Fault{text};
+  if (!met) throw std::runtime_error(text);
 }
 
 at::Tensor numbers(at::IntArrayRef sizes) {
@@ -216,12 +213,9 @@ TorchCheck run(const char* name, void (*test)()) {
   try {
     test();
     return {name, {}};
-  } catch (const Fault& fault) {
-    return {name, fault.text};
-  } catch (const c10::Error& error) {
-    return {name, error.what_without_backtrace()};
   } catch (const std::exception& error) {
-    return {name, error.what()};
+    const std::string text = error.what();  // libtorch's have a backtrace on further lines
+    return {name, text.substr(0, text.find('\n'))};
   }
 }
 
