@@ -742,6 +742,16 @@ def test_autocast_to_fp16_scales_the_loss(stage: int, tmp_path: Path) -> None:
     assert again.load_checkpoint(str(tmp_path), "wide")[0] is not None and again.optimizer.cur_scale == 65536
 
 
+def test_the_key_of_the_loss_scale_changes_nothing_in_fp16(tmp_path: Path) -> None:
+    def made(power: int, **more: Any) -> deepspeed.DeepSpeedEngine:
+        fp16 = {"enabled": True, "initial_scale_power": power}
+        return deepspeed.initialize(model=network(), config=config(1, fp16=fp16, **more))[0]
+
+    made(4).save_checkpoint(str(tmp_path), "fp16")
+    resumed = made(8, libzero={"loss_scaling": True})
+    assert resumed.load_checkpoint(str(tmp_path), "fp16")[0] is not None and resumed.optimizer.cur_scale == 16
+
+
 def test_the_block_torch_autocast_is_checked() -> None:
     def made(**block: Any) -> deepspeed.DeepSpeedEngine:
         return deepspeed.initialize(model=network(), config=config(1, torch_autocast=block))[0]

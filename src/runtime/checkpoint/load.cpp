@@ -81,7 +81,8 @@ class Loader {
     const auto scaled = manifest_.config.find("libzero.loss_scaling");
     if (manifest_.parameter_dtype !=
             file_dtype(engine::scalar_type(state_.parts.plan.run.precision.param), "parameters") ||
-        (state_.job.settings.loss_scaling && (scaled == manifest_.config.end() || scaled->second != "true")))
+        (state_.job.settings.precision != config::Precision::Fp16 && state_.job.settings.loss_scaling &&
+         (scaled == manifest_.config.end() || scaled->second != "true")))
       counters_.scaler = fresh.state();
     fresh.set_state(counters_.scaler);
     if (counters_.applied_steps > counters_.global_steps || counters_.skipped_steps > counters_.global_steps)
