@@ -22,6 +22,8 @@ if(NOT EXISTS "${ZERO_TORCH_DIR}/lib/libtorch_cpu.so")
 endif()
 file(STRINGS "${ZERO_TORCH_DIR}/include/torch/headeronly/version.h" _torch_version
   REGEX "#define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
+# Another torch at the same place configures again.
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${ZERO_TORCH_DIR}/include/torch/headeronly/version.h")
 string(REGEX REPLACE "[^0-9]+([0-9]+)[^0-9]+([0-9]+)[^0-9]+([0-9]+).*" "\\1.\\2.\\3" ZERO_TORCH_VERSION "${_torch_version}")
 string(REGEX REPLACE "\\.[0-9]+$" "" ZERO_TORCH_MINOR "${ZERO_TORCH_VERSION}")
 if(NOT ZERO_TORCH_MINOR IN_LIST ZERO_TORCH_MINORS)

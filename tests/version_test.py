@@ -35,11 +35,8 @@ minors = [int(each.split(".")[1]) for each in tested]
 if minors != list(range(minors[0], minors[-1] + 1)):
     faults.append(f"ZERO_TESTED_TORCH has {tested}, expected one of each minor version, the oldest first")
 chosen = re.search(r"^torch=\$\{ZERO_TORCH:-(.*)\}", (sources / "script/setup").read_text(), re.M)[1]
-if chosen not in tested:
-    faults.append(f"script/setup takes torch {chosen}, expected one of {tested}")
-same = f"torch=={chosen.rpartition('.')[0]}.*"
-requirements = re.findall(r'"(torch[^"]*)"', (sources / "pyproject.toml").read_text())
-faults.extend(f"pyproject.toml has {other}, expected {same} as in script/setup" for other in requirements if other != same)
+if chosen != tested[-1]:
+    faults.append(f"script/setup takes torch {chosen}, expected {tested[-1]}, the newest tested one")
 for file in ("README.md", "docs/dependencies.md"):
     if f"2.{minors[0]} to 2.{minors[-1]}" not in (sources / file).read_text():
         faults.append(f"{file} does not say that torch may be 2.{minors[0]} to 2.{minors[-1]}")

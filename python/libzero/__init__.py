@@ -8,10 +8,20 @@
 Names marked [collective] are called by every rank, in the same order; those marked [local] wait for no other rank.
 """
 
-import torch as _torch
+import sysconfig as _sysconfig
+from importlib.util import find_spec as _find_spec
 
+from libzero._build import SOABI as _SOABI
 from libzero._build import TESTED_TORCH as _TESTED_TORCH
 from libzero._build import TORCH as _TORCH
+
+if not _find_spec("libzero._native"):
+    raise ImportError(
+        f"[libzero] got a Python of {_sysconfig.get_config_var('SOABI')}, expected {_SOABI}, which this libzero was built for. "
+        f"Hint: install libzero with this interpreter's pip (pip install . in its clone)."
+    )
+
+import torch as _torch
 
 _version = _torch.__version__.split("+")[0]
 if _version.split(".")[:2] != _TORCH.split(".")[:2]:

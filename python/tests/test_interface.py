@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -531,6 +532,19 @@ def test_another_torch_is_told_what_it_was_built_for(programs: Programs) -> None
     done = subprocess.run([sys.executable, program], env=programs.environment(), capture_output=True, text=True)
     text = f"got torch 2.99.0, expected {TORCH}, which this libzero was built for"
     assert done.returncode != 0 and text in done.stderr
+
+
+def test_another_python_is_told_what_it_was_built_for(tmp_path: Path) -> None:
+    """Its extension has another name, which an interpreter does not look for."""
+    package = Path(libzero.__file__).parent
+    (tmp_path / "libzero").mkdir()
+    for file in package.iterdir():
+        if not file.name.startswith("_native."):
+            (tmp_path / "libzero" / file.name).symlink_to(file)
+    done = subprocess.run([sys.executable, "-c", "import libzero"], cwd=tmp_path, capture_output=True, text=True)
+    soabi = sysconfig.get_config_var("SOABI")
+    text = f"got a Python of {soabi}, expected {soabi}, which this libzero was built for. Hint: install libzero with this interpreter's pip"
+    assert done.returncode != 0 and text in done.stderr and "Traceback" in done.stderr, done.stderr
 
 
 def test_a_torch_that_was_not_tested_is_tried(programs: Programs) -> None:

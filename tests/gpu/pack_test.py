@@ -195,7 +195,8 @@ class Pack(unittest.TestCase):
         packed = subprocess.run([sys.executable, "-B", ROOT / "script/gpu-check", "--no-build", "--pack", cls.folder / "pack"],
                                 env={**os.environ, "BUILD_DIR": str(BUILD)}, capture_output=True, text=True, timeout=60)
         assert packed.returncode == 0, packed.stderr
-        cls.brings = json.loads((cls.folder / "pack/pack.json").read_text())["brings"]
+        cls.pack = json.loads((cls.folder / "pack/pack.json").read_text())
+        cls.brings = cls.pack["brings"]
         listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z"], stdout=subprocess.PIPE, check=True, text=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
@@ -284,6 +285,15 @@ class Pack(unittest.TestCase):
         for operator in ("aten::mm", "aten::embedding"):
             self.assertIn(("X", "cpu_op", operator), {(event["ph"], event.get("cat"), event["name"]) for event in events})
 
+    def test_another_torch_is_refused(self):
+        other = self.folder / "other"
+        shutil.copytree(self.folder / "pack", other, symlinks=True, copy_function=os.link)
+        (other / "pack.json").unlink()
+        (other / "pack.json").write_text(json.dumps(self.pack | {"torch": "2.10"}))
+        result = self.run_check(pack=other)
+        self.assertEqual(result["code"], 2, result["output"])
+        self.assertRegex(result["output"], rf"got torch {re.escape(self.pack['torch'])}\.\d.* in /wheels/torch, expected 2\.10, which this pack")
+
     def test_without_a_gpu_all_parts_are_named_and_those_that_can_run(self):
         result = self.run_check(environment={"LD_BIND_NOW": "1"})
         document = self.document()
@@ -291,7 +301,7 @@ class Pack(unittest.TestCase):
         self.assertEqual(document["failed"], [])
         self.assertIn("no CUDA driver", document["skipped"])
         self.assertIn("gpu-check: no GPU: no CUDA driver", result["output"])
-        self.assertTrue(document["versions"]["torch"].startswith("2.11.0"), document["versions"])
+        self.assertTrue(document["versions"]["torch"].startswith(self.pack["torch"] + "."), document["versions"])
         self.assertRegex(document["versions"]["commit"], "^[0-9a-f]{40}$")
         if self.has_cuda_libraries:
             self.assertEqual(document["versions"]["missing_libraries_of_plugins"], {})

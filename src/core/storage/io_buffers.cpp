@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "base/newer_libc.h"
 #include "storage/swap_file.h"
 
 namespace zero::storage {
@@ -54,9 +55,7 @@ void* IoBuffers::take(std::int64_t bytes) {
   if (!data) return nullptr;
   madvise(data, length, MADV_HUGEPAGE);
   madvise(data, length, MADV_DONTFORK);
-#ifdef MADV_POPULATE_WRITE
   if (madvise(data, length, MADV_POPULATE_WRITE) != 0)
-#endif
     for (std::size_t at = 0; at < length; at += kPage) static_cast<volatile char*>(data)[at] = 0;
   pieces_.push_back({data, size, true});
   if (path_) path_->add_memory(data, size);

@@ -16,6 +16,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/newer_libc.h"
 #include "base/size_signal.h"
 #include "base/standard_streams.h"
 #include "storage/leftovers.h"
@@ -57,8 +58,8 @@ const FileSystem* known(std::uint32_t type) {
 }  // namespace
 
 std::string system_text(int error) {
-  const char* name = strerrorname_np(error);
-  return join(std::strerror(error), " (", name ? name : "unknown", ", errno ", error, ")");
+  const char* name = strerrorname_np ? strerrorname_np(error) : nullptr;
+  return join(std::strerror(error), " (", name ? name : "", name ? ", errno " : "errno ", error, ")");
 }
 
 std::int64_t free_bytes_of(const std::string& path) {

@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/json_write.h"
+#include "base/newer_libc.h"
 #include "base/printable.h"
 
 namespace zero::launch {
@@ -142,7 +143,7 @@ std::string hint_of(const FailureReport& r, bool hang) {
 }  // namespace
 
 std::string signal_name(int signal) {
-  const char* name = sigabbrev_np(signal);
+  const char* name = sigabbrev_np ? sigabbrev_np(signal) : nullptr;
   return name ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 

@@ -13,11 +13,8 @@
 
 #include "base/check.h"
 #include "base/memory_file.h"
+#include "base/newer_libc.h"
 #include "base/size_signal.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 namespace zero::comm::shm {
 namespace {

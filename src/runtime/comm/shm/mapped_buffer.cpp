@@ -18,6 +18,7 @@
 
 #include "base/check.h"
 #include "base/gathered_values.h"
+#include "base/newer_libc.h"
 #include "net/transport_choice.h"
 
 namespace zero::comm::shm {

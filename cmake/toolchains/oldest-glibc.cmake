@@ -1,0 +1,8 @@
+# Programs and libraries for older systems, with this system's compiler: the C library and the symbols of libstdc++ are those of
+# the folder .deps/oldest-glibc (script/wheel makes it). What libstdc++ has since then becomes a hidden part of each library.
+set(_root "${CMAKE_CURRENT_LIST_DIR}/../../.deps/oldest-glibc")
+cmake_path(NORMAL_PATH _root)
+set(CMAKE_SYSROOT "${_root}")
+foreach(kind EXE SHARED MODULE)
+  set(CMAKE_${kind}_LINKER_FLAGS_INIT "-L${_root}/lib-first -Wl,--exclude-libs,libstdc++.a")
+endforeach()
