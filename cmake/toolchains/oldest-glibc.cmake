@@ -3,6 +3,8 @@
 set(_root "${CMAKE_CURRENT_LIST_DIR}/../../.deps/oldest-glibc")
 cmake_path(NORMAL_PATH _root)
 set(CMAKE_SYSROOT "${_root}")
+# Without -B and -L the compiler takes start files and libraries from this system's folders first.
 foreach(kind EXE SHARED MODULE)
-  set(CMAKE_${kind}_LINKER_FLAGS_INIT "-L${_root}/lib-first -Wl,--exclude-libs,libstdc++.a")
+  set(CMAKE_${kind}_LINKER_FLAGS_INIT
+    "-B${_root}/usr/lib/x86_64-linux-gnu -L${_root}/lib-first -L${_root}/usr/lib/x86_64-linux-gnu -Wl,--exclude-libs,libstdc++.a")
 endforeach()
