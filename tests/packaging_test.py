@@ -65,7 +65,9 @@ tested = re.search(r"ZERO_TESTED_TORCH (.*)\)", text("cmake/TorchVersions.cmake"
 minors = [each.rpartition(".")[0] for each in tested]
 
 # The image
-for name, expression in re.findall(r"(\w+)=\$\(sed -nE '(.*?)' /setup\)", text("deploy/Dockerfile")):
+expressions = re.findall(r"(\w+)=\$\(sed -nE '(.*?)' /setup\)", text("deploy/Dockerfile"))
+same("deploy/Dockerfile's versions", [name for name, _ in expressions], ["torch", "numpy"], "what it installs")
+for name, expression in expressions:
     command = ["sed", "-nE", expression, sources / "script/setup"]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if not re.fullmatch(r"[\d.]+\n", found):
