@@ -250,8 +250,9 @@ def test_the_dockerfile_names_what_exists() -> None:
     for name, rest in instructions:
         if name == "ARG":
             arguments.add(rest.split("=")[0])
+        assigned = set(re.findall(r"\b(\w+)=\$\(", rest))
         for used in re.findall(r"\$\{?(\w+)", rest):
-            assert used in arguments | {"PATH"}, rest
+            assert used in arguments | assigned | {"PATH"}, rest
         for stage in re.findall(r"from=(\w+)", rest):
             assert stage in stages, rest
         if name == "FROM" and " AS " in rest:
@@ -260,7 +261,5 @@ def test_the_dockerfile_names_what_exists() -> None:
             assert (REPOSITORY / rest.split()[0]).exists(), rest
         for script in re.findall(r"script/\w+", rest):
             assert os.access(REPOSITORY / script, os.X_OK), rest
-    setup = (REPOSITORY / "script" / "setup").read_text().replace("torch=${ZERO_TORCH:-", "torch==")
-    for pinned in re.findall(r"\b(?:torch|numpy)==[\d.]+", text):
-        assert pinned in setup, "other versions than those that are tested"
+    assert not re.search(r"==\d", text), "versions are those of script/setup (tests/packaging_test.py)"
     assert instructions[-1][0] == "CMD" and json.loads(instructions[-1][1])[0] == "zero"

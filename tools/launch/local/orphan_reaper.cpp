@@ -27,7 +27,7 @@ constexpr pid_t kGoodbye = -1;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
   if (pipe != 0) dup2(pipe, 0);
-  syscall(SYS_close_range, 1u, ~0u, 0u);
+  syscall(__NR_close_range, 1u, ~0u, 0u);
   std::vector<pid_t> groups;
   pid_t group;
   while (true) {
