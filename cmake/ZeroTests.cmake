@@ -160,7 +160,7 @@ function(zero_test_file name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
-  if(ZERO_SANITIZE)  # sanitized code is 5 to 20 times slower
+  if(ZERO_SANITIZE OR CMAKE_CROSSCOMPILING_EMULATOR)  # sanitized or emulated code is 5 to 20 times slower
     math(EXPR ARG_TIMEOUT "${ARG_TIMEOUT} * 10")
   endif()
   get_property(settings GLOBAL PROPERTY ZERO_TEST_PROGRAM_${ARG_PROGRAM})

@@ -102,7 +102,7 @@ def make_root(root, spec):
 def library_path(name):
     """As the loader finds it for this Python's _ctypes and the compiler's programs: in the system's folders."""
     said = subprocess.run(["/sbin/ldconfig", "-p"], stdout=subprocess.PIPE, text=True).stdout
-    return re.search(rf"^\s{re.escape(name)} \(libc6,x86-64.*=> (\S+)", said, re.M)[1]
+    return re.search(rf"^\s{re.escape(name)} \(libc6,[^)]*\) => (\S+)", said, re.M)[1]
 
 
 def files_of(root):

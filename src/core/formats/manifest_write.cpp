@@ -53,7 +53,7 @@ void check_user_state(std::string_view text, const std::string& where) {
   std::uint64_t bytes = text.size();
   for (const char c : text) {  // as JSON has them
     const bool doubled = c == '"' || c == '\\' || (c >= '\b' && c <= '\r' && c != '\v');
-    bytes += doubled ? 1 : c >= 0 && c < ' ' ? 5 : 0;
+    bytes += doubled ? 1 : static_cast<unsigned char>(c) < ' ' ? 5 : 0;
   }
   if (bytes > kMostUserStateBytes)
     throw ConfigError(base::join("[", where, "] got a user state of ", bytes, " bytes, expected at most ",

@@ -1,5 +1,5 @@
 // Element-wise arithmetic on flat memory: gradient sums, conversions, and the square sum of the global norm. The SIMD
-// target is selected at run time (AVX-512, AVX2, else scalar); large calls use OpenMP.
+// target is selected at run time (AVX-512, AVX2, NEON, else scalar); large calls use OpenMP.
 //
 // [Note: same bits] Every element-wise function gives the same bits on every SIMD target, for any number of threads and
 // any division of a range (NaN stays NaN; its payload is unspecified). 16-bit values are read exactly and written with

@@ -158,11 +158,14 @@ StatusWriter open_from_environment() {
   if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(static_cast<int>(fd), &info) != 0) return StatusWriter();
   const off_t offset = static_cast<off_t>(rank) * static_cast<off_t>(kStatusPageBytes);
   if (info.st_size < offset + static_cast<off_t>(kStatusPageBytes)) return StatusWriter();
-  void* memory = mmap(nullptr, kStatusPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, static_cast<int>(fd), offset);
+  // A page of the system may hold those of several ranks: 64 KiB on some aarch64 systems.
+  const off_t before = offset % static_cast<off_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t bytes = static_cast<std::size_t>(before) + kStatusPageBytes;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, static_cast<int>(fd), offset - before);
   if (memory == MAP_FAILED) return StatusWriter();
-  auto* page = static_cast<StatusPage*>(memory);
+  auto* page = reinterpret_cast<StatusPage*>(static_cast<char*>(memory) + before);
   if (load(page->magic) != kMagic) {
-    munmap(memory, kStatusPageBytes);
+    munmap(memory, bytes);
     return StatusWriter();
   }
   StatusWriter writer(page);

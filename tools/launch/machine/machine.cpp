@@ -63,6 +63,9 @@ int whole(std::size_t bytes, Call call) {
 CpuFacts cpu_facts() {
   CpuFacts facts;
   facts.model = field("/proc/cpuinfo", "model name");
+  // ARM's processors have numbers there: 0x41 and 0xd4f are a Neoverse V2, as in Grace.
+  if (const auto part = field("/proc/cpuinfo", "CPU part"); facts.model.empty() && !part.empty())
+    facts.model = "ARM processor, implementer " + field("/proc/cpuinfo", "CPU implementer") + ", part " + part;
   std::string flags = field("/proc/cpuinfo", "flags");
   if (flags.empty()) flags = field("/proc/cpuinfo", "Features");  // ARM
   std::istringstream words(flags);

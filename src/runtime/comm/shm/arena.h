@@ -6,6 +6,7 @@
 // all of them are returned to the system at once.
 #pragma once
 #include <sys/types.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -17,7 +18,8 @@
 
 namespace zero::comm::shm {
 
-inline constexpr std::size_t kPage = 4096;
+// The system's: 4 KiB on x86-64; on aarch64 also 16 or 64 KiB. The kernel takes no part of a page.
+inline const std::size_t kPage = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
 inline constexpr std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 inline constexpr std::size_t round_down(std::size_t bytes, std::size_t unit) { return bytes / unit * unit; }
 
