@@ -1,5 +1,5 @@
-# script/setup on other systems: which packages it installs, and what it says where it may not. The systems are an os-release
-# file and programs in PATH that answer as theirs do.
+# script/setup on other systems: which packages it installs, and what it says where it may not. The systems are an
+# os-release file and programs in PATH that answer as theirs do.
 #   setup_test.py [NAME...]     unittest's arguments
 import os
 import re
@@ -10,23 +10,43 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ["awk", "bash", "cat", "df", "dirname", "env", "flock", "grep", "head", "ls", "mkdir", "mv", "rm", "sed", "sort", "touch", "uname"]
+TOOLS = [
+    "awk",
+    "bash",
+    "cat",
+    "df",
+    "dirname",
+    "env",
+    "flock",
+    "grep",
+    "head",
+    "ls",
+    "mkdir",
+    "mv",
+    "rm",
+    "sed",
+    "sort",
+    "touch",
+    "uname",
+]
 SYSTEMS = {
-    "Debian 13": 'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nID=debian\nVERSION_ID="13"\n',
-    "Ubuntu 24.04": 'PRETTY_NAME="Ubuntu 24.04.2 LTS"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\nUBUNTU_CODENAME=noble\n',
-    "Ubuntu 22.04": 'PRETTY_NAME="Ubuntu 22.04.5 LTS"\nID=ubuntu\nID_LIKE=debian\nVERSION_ID="22.04"\nUBUNTU_CODENAME=jammy\n',
-    "Mint 21": 'PRETTY_NAME="Linux Mint 21.3"\nID=linuxmint\nID_LIKE="ubuntu debian"\nVERSION_ID="21.3"\nUBUNTU_CODENAME=jammy\n',
-    "Rocky 9": 'PRETTY_NAME="Rocky Linux 9.4 (Blue Onyx)"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\n',
-    "RHEL 9": 'PRETTY_NAME="Red Hat Enterprise Linux 9.4 (Plow)"\nID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.4"\n',
-    "Fedora 42": 'PRETTY_NAME="Fedora Linux 42"\nID=fedora\nVERSION_ID=42\n',
-    "Arch": 'PRETTY_NAME="Arch Linux"\nID=arch\n',
+    "Debian 13": ("Debian GNU/Linux 13 (trixie)", "debian", "", "13", ""),
+    "Ubuntu 24.04": ("Ubuntu 24.04.2 LTS", "ubuntu", "debian", "24.04", "noble"),
+    "Ubuntu 22.04": ("Ubuntu 22.04.5 LTS", "ubuntu", "debian", "22.04", "jammy"),
+    "Mint 21": ("Linux Mint 21.3", "linuxmint", "ubuntu debian", "21.3", "jammy"),
+    "Rocky 9": ("Rocky Linux 9.4 (Blue Onyx)", "rocky", "rhel centos fedora", "9.4", ""),
+    "RHEL 9": ("Red Hat Enterprise Linux 9.4 (Plow)", "rhel", "fedora", "9.4", ""),
+    "Fedora 42": ("Fedora Linux 42", "fedora", "", "42", ""),
+    "Arch": ("Arch Linux", "arch", "", "", ""),
 }
+OS_RELEASE = ("PRETTY_NAME", "ID", "ID_LIKE", "VERSION_ID", "UBUNTU_CODENAME")
 # Answers: its version, what it does not find in place of a preprocessed text, the path of a library.
 COMPILER = """#!/bin/bash
 case $1 in
   -dump*) echo {version} ;;
   --version) echo "{kind} {version}" ;;
-  -print-file-name=*) name=${{1#*=}}; case " {libraries} " in *" $name "*) echo "$name" ;; *) echo "/usr/lib/$name" ;; esac ;;
+  -print-file-name=*) name=${{1#*=}}
+    case " {libraries} " in *" $name "*) echo "$name" ;; *) echo "/usr/lib/$name" ;; esac ;;
   *) while read -r line; do for header in {headers}; do
        if [[ $line = "@<$header>: not found" ]]; then echo "$line"; fi; done; done
      echo '{text}' ;;
@@ -69,8 +89,12 @@ class Setup(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
 
-    def compiler(self, version: str, name: str = "g++", kind: str = "g++", headers: str = "", libraries: str = "", text: str = "") -> None:
-        self.program(name, COMPILER.format(version=version, kind=kind, headers=headers or "''", libraries=libraries, text=text))
+    def compiler(
+        self, version: str, name: str = "g++", kind: str = "g++", headers: str = "", libraries: str = "", text: str = ""
+    ) -> None:
+        self.program(
+            name, COMPILER.format(version=version, kind=kind, headers=headers or "''", libraries=libraries, text=text)
+        )
 
     def tools(self, cmake: str = "3.31.6", python: str = "3.12.3", pip: str = "true") -> None:
         for tool in ("make", "ninja"):
@@ -80,12 +104,19 @@ class Setup(unittest.TestCase):
 
     def apt(self, installed: str = "", absent: str = "") -> None:
         """dpkg-query knows `installed`; apt-get has not the packages `absent`, and notes what it is asked for."""
-        self.program("dpkg-query", f"""#!/bin/bash
+        self.program(
+            "dpkg-query",
+            f"""#!/bin/bash
 for package in "$@"; do
-  if [[ " {installed} " = *" $package "* ]] || grep -qxF -- "$package" '{self.folder}/asked' 2>/dev/null; then echo "$package installed"; fi
+  if [[ " {installed} " = *" $package "* ]] || grep -qxF -- "$package" '{self.folder}/asked' 2>/dev/null; then
+    echo "$package installed"
+  fi
 done
-""")
-        self.program("apt-get", f"""#!/bin/bash
+""",
+        )
+        self.program(
+            "apt-get",
+            f"""#!/bin/bash
 [ "$1" = install ] || exit 0
 for word in "$@"; do
   if [[ " {absent} " = *" $word "* ]]; then exit 100; fi
@@ -93,7 +124,8 @@ done
 for word in "$@"; do
   case $word in -* | install | Dpkg*) ;; *) echo "$word" >>'{self.folder}/asked' ;; esac
 done
-""")
+""",
+        )
 
     def asked(self) -> set[str]:
         path = self.folder / "asked"
@@ -103,10 +135,22 @@ done
         release = self.folder / "os-release"
         release.unlink(missing_ok=True)
         if system is not None:
-            release.write_text(SYSTEMS[system])
-        environment = {"PATH": str(self.bin), "ZERO_OS_RELEASE": str(release), "ZERO_TORCH_DIR": str(self.folder / "torch"), **variables}
-        return subprocess.run([self.folder / "tree/script/setup"], env=environment, capture_output=True, text=True,
-                              stdin=subprocess.DEVNULL, timeout=60)
+            facts = zip(OS_RELEASE, SYSTEMS[system], strict=True)
+            release.write_text("".join(f'{name}="{value}"\n' for name, value in facts if value))
+        environment = {
+            "PATH": str(self.bin),
+            "ZERO_OS_RELEASE": str(release),
+            "ZERO_TORCH_DIR": str(self.folder / "torch"),
+            **variables,
+        }
+        return subprocess.run(
+            [self.folder / "tree/script/setup"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
 
     def refused(self, system: str | None, **variables: str) -> str:
         ended = self.setup_on(system, **variables)
@@ -131,33 +175,77 @@ done
                 text = self.refused(system)
                 self.assertIn(name, text)
                 packages = re.findall(r"^ +dnf install (gcc-toolset.*)$", text, re.M)[0].split()
-                self.assertEqual(packages, [
-                    "gcc-toolset-13-gcc-c++", "make", "cmake", "ninja-build", "python3.12", "python3.12-pip", "json-devel",
-                    "highway-devel", "xxhash-devel", "libsodium-devel", "zlib-devel", "pcre2-devel", "utf8proc-devel",
-                    "gtest-devel", "gmock-devel"])
-                for word in ("epel-release", "set-enabled crb", "/opt/rh/gcc-toolset-13/enable", "No package of this system has "
-                             "gloo/context.h: https://github.com/", "there is no compiler: these are all of them"):
+                self.assertEqual(
+                    packages,
+                    [
+                        "gcc-toolset-13-gcc-c++",
+                        "make",
+                        "cmake",
+                        "ninja-build",
+                        "python3.12",
+                        "python3.12-pip",
+                        "json-devel",
+                        "highway-devel",
+                        "xxhash-devel",
+                        "libsodium-devel",
+                        "zlib-devel",
+                        "pcre2-devel",
+                        "utf8proc-devel",
+                        "gtest-devel",
+                        "gmock-devel",
+                    ],
+                )
+                for word in (
+                    "epel-release",
+                    "set-enabled crb",
+                    "/opt/rh/gcc-toolset-13/enable",
+                    "No package of this system has gloo/context.h: https://github.com/",
+                    "there is no compiler: these are all of them",
+                ):
                     self.assertIn(word, text)
                 self.assertNotRegex(text, r"apt-get|libhwy-dev")
 
     def test_what_is_missing_is_said_at_once(self) -> None:
-        self.compiler("11.5.0", headers="hwy/highway.h gloo/context.h", libraries="libutf8proc.so libutf8proc.a libz.so")
+        self.compiler(
+            "11.5.0", headers="hwy/highway.h gloo/context.h", libraries="libutf8proc.so libutf8proc.a libz.so"
+        )
         self.tools(cmake="3.20.2", python="3.9.18", pip="exit 1")
         (self.bin / "ninja").unlink()
         text = self.refused("Rocky 9")
-        for line in ("got g++ 11.5.0, expected 12 or newer", "got cmake 3.20.2, expected 3.25 or newer", "ninja: not found",
-                     "got python3 3.9.18, expected 3.10 or newer", "python3 -m pip: does not run", "<hwy/highway.h>: not found",
-                     "<gloo/context.h>: not found", "libutf8proc: not found"):
+        for line in (
+            "got g++ 11.5.0, expected 12 or newer",
+            "got cmake 3.20.2, expected 3.25 or newer",
+            "ninja: not found",
+            "got python3 3.9.18, expected 3.10 or newer",
+            "python3 -m pip: does not run",
+            "<hwy/highway.h>: not found",
+            "<gloo/context.h>: not found",
+            "libutf8proc: not found",
+        ):
             self.assertIn(f"\n  {line}\n", text)
         self.assertNotIn("libz", text)  # libz.a is there
         packages = re.findall(r"^ +dnf install (gcc-toolset.*)$", text, re.M)[0].split()
-        self.assertEqual(packages, ["gcc-toolset-13-gcc-c++", "cmake", "ninja-build", "python3.12", "python3.12-pip",
-                                    "highway-devel", "utf8proc-devel"])
+        self.assertEqual(
+            packages,
+            [
+                "gcc-toolset-13-gcc-c++",
+                "cmake",
+                "ninja-build",
+                "python3.12",
+                "python3.12-pip",
+                "highway-devel",
+                "utf8proc-devel",
+            ],
+        )
 
     # ---- Debian and Ubuntu ----
     def test_apt_is_given_the_names_of_the_system(self) -> None:
-        for system, column, absent in (("Debian 13", 1, []), ("Ubuntu 24.04", 1, []), ("Ubuntu 22.04", 2, ["cmake", "libhwy-dev", "g++"]),
-                                       ("Mint 21", 2, ["cmake", "libhwy-dev", "g++"])):
+        for system, column, absent in (
+            ("Debian 13", 1, []),
+            ("Ubuntu 24.04", 1, []),
+            ("Ubuntu 22.04", 2, ["cmake", "libhwy-dev", "g++"]),
+            ("Mint 21", 2, ["cmake", "libhwy-dev", "g++"]),
+        ):
             with self.subTest(system):
                 (self.folder / "asked").unlink(missing_ok=True)
                 self.compiler("13.2.0")
@@ -166,7 +254,10 @@ done
                 self.program("id", "#!/bin/bash\necho 0\n")
                 ended = self.setup_on(system)
                 self.assertEqual(ended.returncode, 0, ended.stderr)
-                self.assertLessEqual({"g++" if column == 1 else "g++-12", "ninja-build", "libgloo-dev", "libpcre2-dev", "ccache"}, self.asked())
+                self.assertLessEqual(
+                    {"g++" if column == 1 else "g++-12", "ninja-build", "libgloo-dev", "libpcre2-dev", "ccache"},
+                    self.asked(),
+                )
                 for name in absent:
                     self.assertNotIn(name, self.asked())
 
@@ -190,7 +281,10 @@ done
                 text = self.refused(system)
                 packages = words_after(text, "apt-get install --no-install-recommends")
                 self.assertEqual(packages[0], compiler)
-                self.assertLessEqual({"libgloo-dev", "libutf8proc-dev", "nlohmann-json3-dev", "libgtest-dev", "python3-pip"}, set(packages))
+                self.assertLessEqual(
+                    {"libgloo-dev", "libutf8proc-dev", "nlohmann-json3-dev", "libgtest-dev", "python3-pip"},
+                    set(packages),
+                )
                 self.assertEqual("libhwy-dev" in packages, system != "Ubuntu 22.04")
         self.assertEqual(self.asked(), set())
 
