@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "base/gathered_values.h"
 #include "base/log.h"
+#include "base/system.h"
 #include "config/settings.h"
 #include "tools/launch/machine/host.h"
 #include "tools/launch/machine/machine.h"
@@ -171,7 +172,7 @@ void RunRecorder::begin(std::int64_t first) {
   bool all_see = true;
   for (const std::string& word : comm_.all_gather_bytes(sees ? "1" : "0")) all_see = all_see && word == "1";
   trace_is_own_ = comm_.rank() != 0 && !all_see;
-  trace_file_ = trace_is_own_ ? (fs::temp_directory_path() / base::join("zero-trace-", ::getpid())).string()
+  trace_file_ = trace_is_own_ ? (base::temporary_folder() / base::join("zero-trace-", ::getpid())).string()
                               : (fs::path(shared) / kTrace).string();
   const std::int64_t count = step_ - first + 1;
   engine_.start_trace(trace_file_, {count, count});

@@ -141,7 +141,9 @@ void TrainReport::open_folder(const TrainPlan& plan) {
   }
   std::error_code error;
   fs::create_directories(folder_, error);
-  if (error) throw IoError("[--out] cannot write to " + folder_ + ": " + error.message());
+  if (error)
+    throw IoError("[--out] cannot write to " + folder_ + ": " + error.message() +
+                  ". Hint: --out DIR names a folder that you may write.");
   // Found out now, not at the first save.
   if (const auto& dir = plan.checkpoint_dir; !dir.empty() && (plan.resume.empty() || plan.resume == "auto")) {
     fs::create_directories(dir, error);

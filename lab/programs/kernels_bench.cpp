@@ -50,9 +50,11 @@ void update_parallel(const UpdateRange& range, std::int64_t numel) {
                                                  .eps = 1e-8f,
                                                  .negative_step = -1e-5f};
   const std::int64_t part = std::int64_t{1} << 16;
-#pragma omp parallel for schedule(static)
-  for (std::int64_t at = 0; at < numel; at += part)
-    zero::kernels::update_range(constants, range, 1, at, std::min(numel, at + part));
+  const auto update = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += part)
+      zero::kernels::update_range(constants, range, 1, at, std::min(end, at + part));
+  };
+  zero::kernels::parallel_ranges(numel, update, 0);
 }
 
 // Masters and moments of fewer bits.

@@ -39,6 +39,7 @@ if _version not in _TESTED_TORCH and (_faults := {name: fault for name, fault in
     )
 
 from libzero import (
+    _cache,
     _log,  # noqa: F401
     tp,
 )
@@ -92,4 +93,5 @@ __all__ = [
     "tp",
 ]
 
+_cache.prepare()
 end_with_documented_codes()

@@ -502,3 +502,29 @@ def test_a_rank_that_leaves_before_the_others_is_named(programs: Programs, stage
     assert "all batches of rank 0" in out and "all batches of rank 1" not in out and "zero run: FAILED (exit" in out
     assert "told soon True" in out
     assert re.search(r"rank 0 \(pid \d+\) has ended, expected \w+\(.*from all 2 ranks \(rank 1/2", out), out
+
+
+# ---- torch's folder for compiled code ----
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("temporary", [True, False])
+def test_torch_gets_a_folder_where_its_own_choice_would_fail(
+    named: bool, temporary: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_name() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    def no_folder() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "restored afterwards")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr("getpass.getuser", (lambda: "someone") if named else no_name)
+    monkeypatch.setattr("tempfile.gettempdir", (lambda: str(tmp_path)) if temporary else no_folder)
+    shared = os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK)
+    folder = str(tmp_path) if temporary else "/dev/shm" if shared else ""
+    name = f"torchinductor_{'someone' if named else os.getuid()}"
+    wanted = None if named and temporary else os.path.join(folder, name) if folder else "/"
+    libzero._cache.prepare()
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == wanted
+    libzero._cache.prepare()  # a choice that was made is kept
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == wanted

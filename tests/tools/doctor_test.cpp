@@ -258,6 +258,7 @@ TEST(Doctor, ATemporaryFolderIsNotNeeded) {
   const std::string none = "TMPDIR=" + temporary_folder() + "/none";
   const Doctor d({}, {none});
   EXPECT_EQ(d.item("temporary folder")["verdict"], "note");
+  EXPECT_EQ("TMPDIR=" + d.value("temporary folder", "path").get<std::string>(), none);
   EXPECT_NE(d.item("temporary folder")["hint"].get<std::string>().find("TMPDIR"), std::string::npos);
   EXPECT_EQ(d.code, Doctor({}, {}).code);
   Process run(Process::Settings{{ZERO_BINARY_DIR "/bin/zero", "run", "-n", "2", "/bin/true"}, {none}, "", -1});

@@ -127,6 +127,15 @@ TEST(Explain, WhoHoldsAndWhoSendsWhat) {
   }
 }
 
+TEST(Explain, ATemporaryFolderThatCannotBeMadeIsNamed) {
+  const std::string none = temporary_folder() + "/none";
+  const auto outcome = explain({"stage", "3", "--live"}, {"TMPDIR=" + none});
+  EXPECT_EQ(outcome.code, 5) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "[zero explain] cannot make the temporary folder " + none + "/zero-explain-"))
+      << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "No such file or directory. Hint: set TMPDIR to a folder")) << outcome.err;
+}
+
 // Units that stay fp32 have runs of their own.
 TEST(Explain, NumberedUnitsWithAMarkAreJoined) {
   const auto file = temporary_folder() + "/ds.json";

@@ -21,6 +21,7 @@
 #include <zero/version.h>
 
 #include "base/json_write.h"
+#include "base/system.h"
 #include "storage/leftovers.h"
 #include "storage/storage_file.h"
 #include "storage/swap_file.h"
@@ -379,8 +380,8 @@ void files(std::vector<Item>& items, const std::string& folder) {
   }
   items.push_back(std::move(room));
 
-  const fs::path temporary = fs::temp_directory_path(error);
-  const int temporary_error = error ? error.value() : launch::try_file_in(temporary);
+  const fs::path temporary = base::temporary_folder();
+  const int temporary_error = launch::try_file_in(temporary);
   Item temp{"temporary folder",
             temporary_error ? temporary.string() + ": " + std::strerror(temporary_error) : temporary.string(),
             "",

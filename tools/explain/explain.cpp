@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include <zero/config_tools.h>
@@ -11,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/system.h"
 #include "config/batch.h"
 #include "config/document.h"
 #include "config/settings.h"
@@ -118,9 +121,10 @@ Asked read_words(const std::vector<std::string>& words) {
 class Scratch {
  public:
   Scratch() {
-    auto name = (std::filesystem::temp_directory_path() / "zero-explain-XXXXXX").string();
+    auto name = (base::temporary_folder() / "zero-explain-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr)
-      throw IoError("[zero explain] got no folder below " + name + ", expected to make one");
+      throw IoError(base::join("[zero explain] cannot make the temporary folder ", name, ": ", std::strerror(errno),
+                               ". Hint: set TMPDIR to a folder that you may write."));
     path_ = name;
   }
   ~Scratch() {

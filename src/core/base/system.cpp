@@ -49,6 +49,12 @@ std::filesystem::path plugin_path(const char* name) {
   return path;
 }
 
+std::filesystem::path temporary_folder() {
+  for (const char* name : {"TMPDIR", "TMP", "TEMP", "TEMPDIR"})
+    if (const char* const folder = std::getenv(name); folder != nullptr && *folder != '\0') return folder;
+  return "/tmp";
+}
+
 std::string utc_now() {
   const auto now = std::time(nullptr);
   std::tm parts{};

@@ -22,6 +22,9 @@ std::filesystem::path folder_of(const void* address);
 // program was linked with libzero's objects.
 std::filesystem::path plugin_path(const char* name);
 
+// Where temporary files belong: TMPDIR, TMP, TEMP or TEMPDIR of the environment, else /tmp. It need not exist.
+std::filesystem::path temporary_folder();
+
 // "2026-01-31T12:00:00Z"
 std::string utc_now();
 

@@ -8,7 +8,6 @@
 #include <iostream>
 #include <sstream>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "base/check.h"

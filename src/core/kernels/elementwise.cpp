@@ -17,6 +17,9 @@
 
 #include <hwy/targets.h>
 
+// Of libgomp, GCC's OpenMP run time; its header does not declare it.
+extern "C" void GOMP_parallel(void (*function)(void*), void* data, unsigned threads, unsigned flags);
+
 namespace zero::kernels {
 namespace {
 
@@ -58,8 +61,12 @@ void run_team(int threads, const Member& member) {
   for (int thread = 0; thread < threads; ++thread) team.emplace_back(member, thread, threads);
   for (auto& thread : team) thread.join();
 #else
-#pragma omp parallel num_threads(threads)
-  member(omp_get_thread_num(), omp_get_num_threads());
+  // `#pragma omp parallel num_threads(threads)` as GCC compiles it: clang's would call another run time than
+  // libtorch's.
+  const auto call = [](void* data) noexcept {
+    (*static_cast<const Member*>(data))(omp_get_thread_num(), omp_get_num_threads());
+  };
+  GOMP_parallel(call, const_cast<Member*>(&member), static_cast<unsigned>(threads), 0);
 #endif
 }
 

@@ -83,7 +83,7 @@ ZERO_HOST_DEVICE double lane_sum_of_squares(const void* in, std::int64_t begin, 
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-    for (int k = 0; k < kLoads; ++k) sum = fused_multiply_add(x[k], x[k], sum);
+    for (int k = 0; k < kLoads; ++k) sum = fused_multiply_add(double{x[k]}, double{x[k]}, sum);
   }
   for (; i < end; i += kSquareLanes) {
     const double x = load(in, kDtype, i);
