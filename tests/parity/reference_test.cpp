@@ -10,7 +10,7 @@ namespace {
 
 TEST(Reference, WorldOfOneEqualsAPlainLoopBitForBit) {
   if (at::get_cpu_capability() == "DEFAULT")
-    GTEST_SKIP() << "torch rounds its fused AdamW otherwise here: without SIMD nothing is fused, on aarch64 more is";
+    GTEST_SKIP() << "torch rounds its fused AdamW otherwise here (docs/numerics.md)";
   Training setup;
   setup.problem = "aligned_gpt";  // every size a multiple of 16: see docs/numerics.md for the tails
   setup.world = 1;
