@@ -24,10 +24,10 @@ minor = version.rpartition(".")[0]
 for file in ("README.md", "tests/install/consumer/CMakeLists.txt"):
     found = re.findall(r"find_package\(zero (\S+) ", (sources / file).read_text())
     compare(f"{file}'s find_package()", [version if other == minor else other for other in found])
-for path in sorted((sources / "deploy").iterdir()):
+for path in sorted(path for path in (sources / "deploy").rglob("*") if path.is_file()):
     images = re.findall(r"libzero:(\d\S*)", path.read_text())
     if images:
-        compare(f"deploy/{path.name}", images)
+        compare(str(path.relative_to(sources)), images)
 
 # The versions of torch have theirs in cmake/TorchVersions.cmake.
 tested = re.search(r"ZERO_TESTED_TORCH (.*)\)", (sources / "cmake/TorchVersions.cmake").read_text())[1].split()

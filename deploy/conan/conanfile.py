@@ -54,7 +54,8 @@ class LibzeroConan(ConanFile):
     def validate_build(self):
         if not os.path.exists(os.path.join(self._torch_dir(), "lib/libtorch_cpu.so")):
             raise ConanInvalidConfiguration(
-                f"ZERO_TORCH_DIR={self._torch_dir()!r} has no lib/libtorch_cpu.so, expected the folder 'torch' of a torch wheel"
+                f"ZERO_TORCH_DIR={self._torch_dir()!r} has no lib/libtorch_cpu.so, "
+                "expected the folder 'torch' of a torch wheel"
             )
 
     def requirements(self):

@@ -1,7 +1,7 @@
-"""Version and requirements of the package, which depend on the torch that it is built with (dynamic-metadata's provider).
+"""Version and requirements of the package, which depend on the torch that it is built with: a dynamic-metadata provider.
 
-A build takes the torch that is installed, also in an environment of its own (build isolation), which hides it: a package that was built
-with another one could not be imported. Where none is installed, it asks for one of the tested ones.
+A build takes the torch that is installed, also in an environment of its own (build isolation), which hides it: a
+package that was built with another one could not be imported. Where none is installed, it asks for a tested one.
 
     python libzero_metadata.py      prints the folder of that torch, for CMake
 """
@@ -26,7 +26,7 @@ def tested_minors() -> list[str]:
 
 
 def installed_torch() -> Path | None:
-    """The folder of the torch to build with: ZERO_TORCH_DIR, the one of the environment, the one that build isolation hides."""
+    """The folder of the torch to build with: ZERO_TORCH_DIR, else the environment's, else what build isolation hides."""
     if given := os.environ.get("ZERO_TORCH_DIR"):
         return Path(given)
     spec = importlib.util.find_spec("torch")
@@ -44,7 +44,7 @@ def minor_of(torch: Path) -> str:
     if version[1] not in minors:
         raise SystemExit(
             f"[libzero] got torch {version[1]} in {torch}, expected {minors[0]} to {minors[-1]}. "
-            f"Hint: pip install 'torch=={minors[-1]}.*', or ZERO_TORCH_DIR=<site-packages>/torch of another environment."
+            f"Hint: pip install 'torch=={minors[-1]}.*', or ZERO_TORCH_DIR=<site-packages>/torch of another one."
         )
     return version[1]
 
@@ -73,7 +73,7 @@ class Provider:
             return {"version": version, "dependencies": [window()]}
         torch = installed_torch()
         if torch is None:
-            raise SystemExit(f"[libzero] the interpreter {sys.executable} has no torch. Hint: pip install 'torch=={tested_minors()[-1]}.*'")
+            raise SystemExit(f"[libzero] the interpreter {sys.executable} has no torch. Hint: pip install '{window()}'")
         minor = minor_of(torch)
         # A source distribution has its version in its name, and what is built from it has the same.
         label = "" if (ROOT / "PKG-INFO").exists() else f"+torch{minor}"

@@ -1,4 +1,4 @@
-"""Which torch a build of the package takes, and what the package then requires (python/packaging/libzero_metadata.py)."""
+"""Which torch a build of the package takes, and what the package then requires (packaging/libzero_metadata.py)."""
 
 import importlib.util
 import subprocess
@@ -37,14 +37,19 @@ def wheel_of(metadata: ModuleType) -> dict[str, object]:
     return fields
 
 
-def test_a_wheel_is_named_after_its_torch_and_requires_it(metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_is_named_after_its_torch_and_requires_it(
+    metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ZERO_TORCH_DIR", str(fake_torch(tmp_path, "2.13.1+cu130")))
-    version = (SOURCE.parents[2] / "include/zero/version.h").read_text().split('#define ZERO_VERSION "')[1].split('"')[0]
+    header = (SOURCE.parents[2] / "include/zero/version.h").read_text()
+    version = header.split('#define ZERO_VERSION "')[1].split('"')[0]
     assert wheel_of(metadata) == {"version": f"{version}+torch2.13", "dependencies": ["torch==2.13.*"]}
     assert metadata.Provider().get_requires_for_dynamic_metadata({}) == []
 
 
-def test_a_source_distribution_is_for_every_tested_torch(metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_distribution_is_for_every_tested_torch(
+    metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ZERO_TORCH_DIR", str(fake_torch(tmp_path, "2.13.1")))
     provider = metadata.Provider()
     provider.build_state("sdist")
@@ -65,7 +70,9 @@ def test_a_source_distribution_is_for_every_tested_torch(metadata: ModuleType, t
 
 
 @pytest.mark.parametrize("version", ["2.10.0", "2.99.0+cpu", "1.13.1"])
-def test_another_torch_is_refused_with_the_remedy(metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_another_torch_is_refused_with_the_remedy(
+    metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
     folder = fake_torch(tmp_path, version)
     monkeypatch.setenv("ZERO_TORCH_DIR", str(folder))
     for refuse in (lambda: wheel_of(metadata), lambda: metadata.Provider().get_requires_for_dynamic_metadata({})):
@@ -76,7 +83,7 @@ def test_another_torch_is_refused_with_the_remedy(metadata: ModuleType, tmp_path
 
 
 def test_build_isolation_hides_no_torch(tmp_path: Path) -> None:
-    """pip puts a folder before the interpreter's own ones and takes those out of sys.path, by PYTHONPATH and a sitecustomize.py."""
+    """pip takes the interpreter's own folders out of sys.path, by PYTHONPATH and a sitecustomize.py."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)
     python = tmp_path / "environment/bin/python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "environment")}))
@@ -84,7 +91,9 @@ def test_build_isolation_hides_no_torch(tmp_path: Path) -> None:
     (site / "elsewhere.pth").write_text(f"{torch.parent}\n")
     isolated = tmp_path / "isolated"
     isolated.mkdir()
-    (isolated / "sitecustomize.py").write_text("import sys\nsys.path[:] = [p for p in sys.path if 'site-packages' not in p and 'elsewhere' not in p]\n")
+    (isolated / "sitecustomize.py").write_text(
+        "import sys\nsys.path[:] = [p for p in sys.path if 'site-packages' not in p and 'elsewhere' not in p]\n"
+    )
     hidden = {"PYTHONPATH": str(isolated), "PATH": "/usr/bin:/bin"}
     assert subprocess.run([python, "-c", "import torch"], env=hidden, capture_output=True).returncode == 1
     found = subprocess.run([python, SOURCE], env=hidden, capture_output=True, text=True)

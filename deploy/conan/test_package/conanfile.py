@@ -28,5 +28,6 @@ class ConsumerConan(ConanFile):
 
     def test(self):
         if can_run(self):
-            self.run(f"{os.path.join(self.cpp.build.bindir, 'consumer')} {os.path.join(self.build_folder, 'checkpoints')}")
+            program = os.path.join(self.cpp.build.bindir, "consumer")
+            self.run(f"{program} {os.path.join(self.build_folder, 'checkpoints')}")
             self.run("zero --version", env="conanrun")
