@@ -18,7 +18,7 @@ from libzero._build import TORCH as _TORCH
 if not _find_spec("libzero._native"):
     raise ImportError(
         f"[libzero] got a Python of {_sysconfig.get_config_var('SOABI')}, expected {_SOABI}, "
-        f"which this libzero was built for. Hint: install libzero with this interpreter's pip (pip install . in its clone)."
+        "which this libzero was built for. Hint: install libzero with this interpreter's pip."
     )
 
 import torch as _torch

@@ -1,4 +1,4 @@
-"""Version and requirements of the package, which depend on the torch that it is built with: a dynamic-metadata provider.
+"""Version and requirements of the package, which depend on its build's torch: a dynamic-metadata provider.
 
 A build takes the torch that is installed, also in an environment of its own (build isolation), which hides it: a
 package that was built with another one could not be imported. Where none is installed, it asks for a tested one.
@@ -26,7 +26,7 @@ def tested_minors() -> list[str]:
 
 
 def installed_torch() -> Path | None:
-    """The folder of the torch to build with: ZERO_TORCH_DIR, else the environment's, else what build isolation hides."""
+    """The folder of the torch to build with: ZERO_TORCH_DIR, the environment's, or the one that isolation hides."""
     if given := os.environ.get("ZERO_TORCH_DIR"):
         return Path(given)
     spec = importlib.util.find_spec("torch")

@@ -543,7 +543,7 @@ def test_another_python_is_told_what_it_was_built_for(tmp_path: Path) -> None:
             (tmp_path / "libzero" / file.name).symlink_to(file)
     done = subprocess.run([sys.executable, "-c", "import libzero"], cwd=tmp_path, capture_output=True, text=True)
     soabi = sysconfig.get_config_var("SOABI")
-    text = f"got a Python of {soabi}, expected {soabi}, which this libzero was built for. Hint: install libzero with this"
+    text = f"got a Python of {soabi}, expected {soabi}, which this libzero was built for. Hint: install"
     assert done.returncode != 0 and text in done.stderr, done.stderr
 
 

@@ -171,7 +171,8 @@ class _Work:
             return self.join([self.run(i, self.cut(inputs, i)) for i in range(self.tiles)])
         parameters, first = self.first(inputs, compute_params)
         tensors = [*inputs, *parameters]
-        result: torch.Tensor = _Tiles.apply(self, first, len(inputs), *tensors)  # type: ignore[no-untyped-call]
+        apply: Any = _Tiles.apply  # without types before torch 2.15
+        result: torch.Tensor = apply(self, first, len(inputs), *tensors)
         return result
 
     def first(
@@ -385,5 +386,6 @@ class TiledFusedLogitsLoss(torch.autograd.Function):
         joined = [each.view_as(x) for each in work.joined_gradients(inputs, parts) if each is not None]
         gradients = [*joined, *sums.values]
         tensors = [*([x] * trained), *parameters]
-        result: torch.Tensor = _FusedLoss.apply(work.join(losses), gradients, *tensors)  # type: ignore[no-untyped-call]
+        apply: Any = _FusedLoss.apply  # without types before torch 2.15
+        result: torch.Tensor = apply(work.join(losses), gradients, *tensors)
         return result

@@ -6,6 +6,8 @@ of ranks, and AssertionErrors of a call out of order, are DeepSpeed's.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.distributed import ProcessGroup
 
 from libzero.deepspeed import comm
@@ -57,11 +59,12 @@ def initialize_sequence_parallel(sequence_parallel_size: int) -> None:
     own: ProcessGroup | None = None
     for begin in range(0, ranks, sequence_parallel_size):
         members = list(range(begin, begin + sequence_parallel_size))
-        group = comm.new_group(members)
+        group: Any = comm.new_group(members)  # no common type in the versions of torch
         if comm.get_rank() in members:
             own = group
     assert own is not None
-    _groups = _Groups(own, comm.new_group(list(range(ranks))))
+    world: Any = comm.new_group(list(range(ranks)))
+    _groups = _Groups(own, world)
 
 
 def _initialized() -> bool:
