@@ -21,6 +21,7 @@ compare("ZERO_VERSION_MAJOR, _MINOR and _PATCH", [".".join(re.findall(r"#define 
 compare("CHANGELOG.md's newest release", re.findall(r"^## \[(\d.*?)\]", (sources / "CHANGELOG.md").read_text(), re.M)[:1])
 compare("README.md's status", re.findall(r"status of version (\S+)", (sources / "README.md").read_text()))
 minor = version.rpartition(".")[0]
+compare("README.md's wheel", re.findall(r"libzero-([\d.]+)\+torch", (sources / "README.md").read_text()))
 for file in ("README.md", "tests/install/consumer/CMakeLists.txt"):
     found = re.findall(r"find_package\(zero (\S+) ", (sources / file).read_text())
     compare(f"{file}'s find_package()", [version if other == minor else other for other in found])

@@ -38,8 +38,10 @@ def installed_torch() -> Path | None:
 
 
 def minor_of(torch: Path) -> str:
-    version = re.search(r"__version__ = '(\d+\.\d+)", (torch / "version.py").read_text())
-    assert version
+    file = torch / "version.py"
+    version = re.search(r"__version__ = '(\d+\.\d+)", file.read_text()) if file.exists() else None
+    if not version:
+        raise SystemExit(f"[libzero] {file} has no version. Hint: ZERO_TORCH_DIR=<site-packages>/torch of a torch wheel")
     minors = tested_minors()
     if version[1] not in minors:
         raise SystemExit(

@@ -82,6 +82,14 @@ def test_another_torch_is_refused_with_the_remedy(
         assert f"got torch {version.rpartition('.')[0]} in {folder}" in text and "pip install 'torch==" in text
 
 
+def test_a_folder_without_torch_is_refused(
+    metadata: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZERO_TORCH_DIR", str(tmp_path))
+    with pytest.raises(SystemExit, match=f"{tmp_path}/version.py has no version. Hint: ZERO_TORCH_DIR="):
+        wheel_of(metadata)
+
+
 def test_build_isolation_hides_no_torch(tmp_path: Path) -> None:
     """pip takes the interpreter's own folders out of sys.path, by PYTHONPATH and a sitecustomize.py."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "environment"], check=True)

@@ -152,11 +152,14 @@ class Container(unittest.TestCase):
             [PYTHON, "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    def losses(self, ended: subprocess.CompletedProcess[str]) -> str:
+    def line_of(self, ended: subprocess.CompletedProcess[str], pattern: str) -> str:
         self.assertEqual(ended.returncode, 0, ended.stderr)
-        found = re.search(r"^\[0\] steps 2  loss (\S+)  held-out (\S+)", ended.stdout, re.M)
+        found = re.search(pattern, ended.stdout, re.M)
         self.assertIsNotNone(found, ended.stdout)
         return found[0]
+
+    def losses(self, ended: subprocess.CompletedProcess[str]) -> str:
+        return self.line_of(ended, r"^\[0\] steps 2  loss (\S+)  held-out (\S+)")
 
     def expected(self) -> str:
         return self.losses(self.run_in(self.folder, self.training(self.folder / "expected")))
@@ -344,10 +347,7 @@ class Containers(Container):
 
 class Nightly(Container):
     def trained(self, ended: subprocess.CompletedProcess[str]) -> str:
-        self.assertEqual(ended.returncode, 0, ended.stderr)
-        found = re.search(r"^\[0\] 2 ranks, .*$", ended.stdout, re.M)
-        self.assertIsNotNone(found, ended.stdout)
-        return found[0]
+        return self.line_of(ended, r"^\[0\] 2 ranks, .*$")
 
     def test_python_in_each_of_them(self) -> None:
         command = self.python(ROOT / "deploy/train.py", "--steps", "2")
