@@ -41,7 +41,7 @@ def minor_of(torch: Path) -> str:
     file = torch / "version.py"
     version = re.search(r"__version__ = '(\d+\.\d+)", file.read_text()) if file.exists() else None
     if not version:
-        raise SystemExit(f"[libzero] {file} has no version. Hint: ZERO_TORCH_DIR=<site-packages>/torch of a torch wheel")
+        raise SystemExit(f"[libzero] {file} has no version. Hint: ZERO_TORCH_DIR=<site-packages>/torch of a wheel")
     minors = tested_minors()
     if version[1] not in minors:
         raise SystemExit(
