@@ -24,7 +24,8 @@ struct UpdatePiece {
   std::int64_t count = 1;           // updates of this parameter, with this one; a frozen one counts none
   at::Tensor master;                // to be updated in place; in fp32 without offload it may be the parameter itself
   at::Tensor gradient;              // mean or sum over the ranks, unscaled and clipped. May be overwritten
-  std::vector<at::Tensor> states;   // in the order of UpdateRule::states(), to be updated in place. Zeros if count is 1
+  std::vector<at::Tensor>
+      states;  // in the order of its UpdateRule::states(), to be updated in place. Zeros if count is 1
 };
 
 class ZERO_API UpdateRule {
@@ -32,8 +33,10 @@ class ZERO_API UpdateRule {
   virtual ~UpdateRule();
   // For messages, and for checkpoints, which other rules cannot continue unless they have states of the same names.
   virtual std::string name() const = 0;
-  // Names of the states per element besides the master, up to 8. They are in checkpoints as "opt.NAME".
-  virtual std::vector<std::string> states() const = 0;
+  // Names of a parameter's states per element besides the master, up to 8. They are in checkpoints as "opt.NAME".
+  // Parameters with other states form units of their own.
+  virtual std::vector<std::string> states(const std::string& parameter,
+                                          const std::vector<std::int64_t>& shape) const = 0;
   // The learning rate of group 0, and of patterns without one, until a scheduler or Engine::set_lr() changes it.
   virtual double lr() const = 0;
 

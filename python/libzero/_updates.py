@@ -145,7 +145,7 @@ def run_own_step(updates: Updates, model: torch.nn.Module) -> None:
     number = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     names = {name: number[id(p)] for name, p in compiled_from(model).named_parameters() if id(p) in number}
     whole = [g for g, policy in enumerate(found.groups) if policy == "whole"]
-    updates.rule = ClientRule(optimizer, names, found.states, whole, float(updates.base.get("lr") or 0))
+    updates.rule = ClientRule(optimizer, names, found.states_of_groups, whole, float(updates.base.get("lr") or 0))
     updates.block = None
 
 

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from libzero import _native
 from libzero._model import compiled_from, exact_pattern
+from libzero.muon import tables_of
 from libzero._carried import Carried, decoded, encoded, extra_states, modules_with_extra_state
 from libzero._divided import hand_over
 from libzero._native import Options
@@ -117,6 +118,18 @@ def build(make: Callable[[], M], config: Config | None = None, device: torch.dev
         as_options(config)
     made: M = _native.build(make, None if device is None else torch.device(device))
     return made
+
+
+def _with_tables(
+    options: _native.Options, config: Config, settings: dict[str, Any], model: torch.nn.Module
+) -> _native.Options:
+    """Options of Muon know which matrices are the weights of embeddings, which the native engine cannot see."""
+    effective = options.effective()
+    if effective.get("optimizer.type") != '"Muon"' or not (tables := tables_of(model)):
+        return options
+    named = json.loads(effective["optimizer.params.adam_parameters"])
+    key = "optimizer.params.adam_parameters"
+    return as_options(config, {**settings, key: [*named, *map(exact_pattern, tables)]})
 
 
 def _refuse_copy(*_: object) -> NoReturn:
@@ -227,7 +240,7 @@ class Engine:
             updates = _updates_of(optimizer, self._original)
             settings.update(_settings_of(updates, config))
             rule = updates.rule
-        options = as_options(config, settings)
+        options = _with_tables(as_options(config, settings), config, settings, self._original)
         if mesh is not None and comm is not None:
             raise ConfigError("[Engine] got comm and mesh, expected one of them. Hint: the mesh has its Communicator.")
         self.comm = mesh.world if mesh is not None else default_communicator() if comm is None else comm

@@ -18,8 +18,28 @@ __all__ = ["Muon", "muon_groups"]
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _OTHERS = ("embed", "wte", "wpe", "lm_head")
 """Parts of names of matrices that are tables or outputs, which AdamW updates."""
+_OUTPUTS = ("output.weight", "head.weight")
+"""Whole names of such outputs."""
 _METHODS = {"standard": torch.bfloat16, "gram": torch.float32}
 _ADJUST = ("original", "match_rms_adamw")
+
+
+def _tables(model: torch.nn.Module) -> set[int]:
+    """ids of the weights of embeddings."""
+    return {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        for parameter in module.parameters(recurse=False)
+    }
+
+
+def tables_of(model: torch.nn.Module) -> list[str]:
+    """[local] Names of matrices that AdamW updates though their names do not say so: embeddings, use_muon False."""
+    tables = _tables(model)
+    return [
+        name for name, p in model.named_parameters() if p.dim() >= 2 and not getattr(p, "use_muon", id(p) not in tables)
+    ]
 
 
 def muon_groups(
@@ -28,19 +48,15 @@ def muon_groups(
     """[local] The parameters of a model as groups for Muon: hidden matrices, and all others for AdamW.
 
     A matrix has two dimensions or more, is no weight of an Embedding, and has none of "embed", "wte", "wpe", "lm_head"
-    and `others` in its name. A parameter's attribute `use_muon`, if the program has set it, decides instead. muon,
+    and `others` in its name, which is not "output.weight" or "head.weight". A parameter's attribute `use_muon`, if the program has set it, decides instead. muon,
     adam: numbers of the two kinds of group, as Muon's.
     """
-    tables = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag)
-        for parameter in module.parameters(recurse=False)
-    }
+    tables = _tables(model)
     words = (*_OTHERS, *others)
     groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
-        hidden = id(parameter) not in tables and not any(word in name.lower() for word in words)
+        lower = name.lower()
+        hidden = id(parameter) not in tables and lower not in _OUTPUTS and not any(word in lower for word in words)
         groups[bool(getattr(parameter, "use_muon", parameter.dim() >= 2 and hidden))].append(parameter)
     numbers = {True: dict(muon), False: dict(adam)}
     return [{"params": found, "use_muon": kind, **numbers[kind]} for kind, found in groups.items() if found]

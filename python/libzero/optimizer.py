@@ -82,6 +82,7 @@ NUMBERS_OF_RULE = {
     "RAdam": ("weight_decay", "betas", "eps", "decoupled_weight_decay"),
     "Adamax": ("weight_decay", "betas", "eps"),
     "Adadelta": ("weight_decay", "eps", "rho"),
+    "Muon": ("weight_decay", "betas", "eps", "momentum", "nesterov"),
 }
 """What the groups of a built-in rule have besides lr. Schedulers of torch look there for a momentum to move."""
 

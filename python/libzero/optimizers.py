@@ -62,6 +62,8 @@ class Properties:
     """Updates of parts, or of one parameter after another, have the same bits as one step() of all."""
     states: tuple[str, ...] = ()
     """Names of the states that have a value per element, which the engine shards."""
+    states_of_groups: tuple[tuple[str, ...], ...] = ()
+    """Those of the parameters of each of the optimizer's groups."""
     numbers: tuple[str, ...] = ()
     """Names of the other states, which each parameter has once."""
     difference: float = 0.0
@@ -185,17 +187,17 @@ class ClientRule:
         self,
         optimizer: torch.optim.Optimizer,
         groups: Mapping[str, int],
-        states: Sequence[str],
+        states: Sequence[Sequence[str]],
         whole: Collection[int] = (),
         lr: float = 0.0,
     ) -> None:
-        """groups: number of the optimizer's group, by parameter. states: those that have a value per element.
+        """groups: number of the optimizer's group, by parameter. states: by group, those that have a value per element.
 
         whole: numbers of the groups whose parameters are updated as a whole. lr: that of most parameters, for messages
         and the configuration's schedules.
         """
         self.name = type(optimizer).__name__
-        self.states = list(states)
+        self._states = [list(names) for names in states]
         self.lr = lr
         self._optimizer = optimizer
         self._step = rule_of(type(optimizer).step)  # hooks are for a step of all units
@@ -214,6 +216,10 @@ class ClientRule:
         self._counters: set[tuple[int, str]] = set()  # numbers that step() changes, by holder and name
         self._flags = self._choices_of_groups()
         self._ended: list[dict[str, Any]] | None = None
+
+    def states_of(self, parameter: str, shape: Sequence[int] = ()) -> list[str]:
+        """Names of a parameter's states that have a value per element."""
+        return self._states[self._groups[parameter]] if parameter in self._groups else []
 
     def is_whole(self, parameter: str, shape: Sequence[int]) -> bool:
         """Whether a parameter is updated as a whole."""
@@ -255,10 +261,11 @@ class ClientRule:
             if name not in self._groups or not p.requires_grad:
                 continue
             master = engine.own_parameter_state(name)[1].clone()
-            states = [engine.own_parameter_state(name, state)[1].clone() for state in self.states]
+            names = self.states_of(name)
+            states = [engine.own_parameter_state(name, state)[1].clone() for state in names]
             if name in self._records and master.numel() > 0:  # others have no states yet
                 self._call(self._modes[mode], [_Shard(name, 2, master, None, states)])
-            for state, values in zip(("master", *self.states), (master, *states), strict=True):
+            for state, values in zip(("master", *names), (master, *states), strict=True):
                 engine.set_own_parameter_state(name, state, values)
         if self._ended is None:
             self._call(self._modes[mode], [])
@@ -356,7 +363,7 @@ class ClientRule:
             )
         state = copy.deepcopy(_numbers_of(record.values))
         state.update((name, value) for name, value in record.values.items() if name not in state)
-        for name, values in zip(self.states, piece.states, strict=True):
+        for name, values in zip(self.states_of(piece.parameter), piece.states, strict=True):
             dtype = record.dtypes.get(name)
             if dtype is not None:
                 state[name] = values if dtype == torch.float32 else values.to(dtype)
@@ -367,7 +374,7 @@ class ClientRule:
         if p.data_ptr() != piece.master.data_ptr():
             piece.master.copy_(p.detach())
         record = _Record(update=self._updates)
-        slots = dict(zip(self.states, piece.states, strict=True))
+        slots = dict(zip(self.states_of(piece.parameter), piece.states, strict=True))
         places = {slot.data_ptr(): name for name, slot in slots.items()}
         for name, value in list(state.items()):  # step() may have exchanged states, or given one to two names
             if isinstance(value, torch.Tensor) and places.get(value.data_ptr(), name) != name:
@@ -513,11 +520,11 @@ class _Trial:
             {name: dict(optimizer.state.get(p, {})) for name, p in parameters.items()},
         )
 
-    def in_engine(self, states: Sequence[str], whole: Collection[int], cuts: int) -> dict[str, torch.Tensor]:
+    def in_engine(self, states: Sequence[Sequence[str]], whole: Collection[int], cuts: int) -> dict[str, torch.Tensor]:
         """As an engine updates: one parameter after another, in parts or whole, with states that the engine holds."""
         masters = {name: p.detach() for name, p in self.parameters().items()}
-        held = {name: [torch.zeros_like(master) for _ in states] for name, master in masters.items()}
         groups = {name: g for name, (g, _) in self.names.items()}
+        held = {name: [torch.zeros_like(master) for _ in states[groups[name]]] for name, master in masters.items()}
         rule = ClientRule(self.over(self.parameters()), groups, states, whole)
         for step in range(_STEPS):
             gradients = self.gradients(step)
@@ -622,7 +629,13 @@ def probe(optimizer: torch.optim.Optimizer) -> Properties:
             properties = _probed(_Trial(make, kinds))
         except Exception as fault:  # of a class that does what nobody expects
             return Properties("refused", reason=f"it cannot be tried: {type(fault).__name__}: {fault}")
-    return replace(properties, groups=tuple(properties.groups[k] for k in kind_of) if properties.groups else ())
+    if not properties.groups:
+        return properties
+    return replace(
+        properties,
+        groups=tuple(properties.groups[k] for k in kind_of),
+        states_of_groups=tuple(properties.states_of_groups[k] for k in kind_of),
+    )
 
 
 def _largest(parameters: Sequence[torch.Tensor]) -> frozenset[tuple[int, ...]]:
@@ -652,12 +665,17 @@ def _probed(trial: _Trial) -> Properties:
     if len(elements) > MOST_STATES:
         return Properties("refused", reason=f"it has {len(elements)} states per element, expected up to {MOST_STATES}")
 
+    of_groups = tuple(
+        tuple(name for name in elements if any(name in states[p] for p, (of, _) in trial.names.items() if of == g))
+        for g in range(len(trial.groups))
+    )
+
     def compared(whole: Collection[int], group: int = -1) -> tuple[float, str]:
         """The difference, the larger one of two ways to cut, and what failed."""
         largest = 0.0
         for cuts in (16, 1):
             try:
-                largest = max(largest, trial.difference(values, trial.in_engine(elements, whole, cuts), group))
+                largest = max(largest, trial.difference(values, trial.in_engine(of_groups, whole, cuts), group))
             except Exception as fault:
                 return _FAILED, f"step() of parts of parameters failed: {type(fault).__name__}: {fault}"
             if largest > _CLOSE:
@@ -667,16 +685,16 @@ def _probed(trial: _Trial) -> Properties:
     count = len(trial.groups)
     difference, reason = compared(())
     if difference <= _CLOSE:
-        return Properties("elements", ("elements",) * count, difference == 0, elements, numbers, difference)
+        return Properties("elements", ("elements",) * count, difference == 0, elements, of_groups, numbers, difference)
     every = range(count)
     whole = [g for g in every if compared([h for h in every if h != g], g)[0] > _CLOSE]
     together, failed = compared(whole)
     if together > _CLOSE:
         by = f"the update of one needs the others (a difference of {together:.0e})"
         apart = failed if together == _FAILED else by
-        return Properties("coupled", (), False, elements, numbers, together, f"it couples parameters: {apart}")
+        return Properties("coupled", (), False, elements, (), numbers, together, f"it couples parameters: {apart}")
     groups = tuple("whole" if g in whole else "elements" for g in every)
-    return Properties("whole", groups, together == 0, elements, numbers, together, reason)
+    return Properties("whole", groups, together == 0, elements, of_groups, numbers, together, reason)
 
 
 def _seed(number: int) -> None:

@@ -14,15 +14,16 @@ namespace libzero {
 
 class PyRule final : public zero::UpdateRule {
  public:
-  // rule: its `name`, `states`, `lr` and methods choices(), begin_step(), update(pieces), end_step(). With the GIL.
+  // rule: its `name`, `lr` and methods states_of(parameter, shape), is_whole(), cost(), choices(), begin_step(),
+  // update(pieces), end_step(). With the GIL.
   explicit PyRule(const py::object& rule)
-      : rule_(held_anywhere(rule)),
-        name_(rule.attr("name").cast<std::string>()),
-        states_(rule.attr("states").cast<std::vector<std::string>>()),
-        lr_(rule.attr("lr").cast<double>()) {}
+      : rule_(held_anywhere(rule)), name_(rule.attr("name").cast<std::string>()), lr_(rule.attr("lr").cast<double>()) {}
 
   std::string name() const override { return name_; }
-  std::vector<std::string> states() const override { return states_; }
+  std::vector<std::string> states(const std::string& parameter, const std::vector<std::int64_t>& shape) const override {
+    const py::gil_scoped_acquire gil;
+    return rule_->attr("states_of")(parameter, shape).cast<std::vector<std::string>>();
+  }
   double lr() const override { return lr_; }
   Scope scope(const std::string& parameter, const std::vector<std::int64_t>& shape) const override {
     const py::gil_scoped_acquire gil;
@@ -65,7 +66,6 @@ class PyRule final : public zero::UpdateRule {
  private:
   std::shared_ptr<py::object> rule_;
   std::string name_;
-  std::vector<std::string> states_;
   double lr_;
 };
 

@@ -138,3 +138,75 @@ def test_deepspeeds_groups_and_keys() -> None:
     assert found == [(False, 0.01, 0.0), (True, 0.03, 0.2)]
     with pytest.raises(libzero.ConfigError, match="optimizer.params.momentun"):
         made({"momentun": 0.9})
+
+
+class Words(torch.nn.Module):
+    """Its table's name says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.words = torch.nn.Embedding(9, 8)
+        self.up, self.down = torch.nn.Linear(8, 20), torch.nn.Linear(20, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(self.words((x[:, 0] * 4).long() % 9))))
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_the_engines_own_rule_is_this_one(moves: bool) -> None:
+    model = Words()
+    same = Muon(muon_groups(model), lr=0.05, adam_lr=2e-3, weight_decay=0.1, ns_method="gram")
+    losses = []
+    for step in range(STEPS):
+        for group in same.param_groups if moves else ():
+            group["lr"] *= 0.9
+            group["momentum" if group["use_muon"] else "betas"] = 0.9 if group["use_muon"] else (0.7, 0.95)
+        loss = sum(loss_of(model, rank, step) for rank in range(2)) / 2
+        torch.autograd.backward(loss)
+        same.step()
+        model.zero_grad()
+        losses.append(loss.item())
+    params = {"lr": 0.05, "adam_lr": 2e-3, "weight_decay": 0.1, "ns_method": "gram"}
+    hashes = set()
+    for stage in (0, 1, 2, 3):
+        models = [Words(), Words()]
+
+        def rank(comm: libzero.Communicator) -> tuple[str, list[float]]:
+            settings = clean(stage) | {"optimizer": {"type": "Muon", "params": params}}
+            engine = libzero.Engine(models[comm.rank], settings)
+            found = []
+            for step in range(STEPS):
+                for group in engine.optimizer.param_groups if moves else ():
+                    group["lr"] *= 0.9
+                    group["momentum"], group["betas"] = 0.9, (0.7, 0.95)
+                loss = loss_of(engine, comm.rank, step)
+                engine.backward(loss)
+                engine.step()
+                found.append(loss.item())
+            assert engine.parameter_state("words.weight", "exp_avg_sq").shape == (9, 8)
+            assert engine.parameter_state("up.weight", "momentum_buffer").shape == (20, 8)
+            with pytest.raises(libzero.ConfigError, match="expected one of master, momentum_buffer"):
+                engine.parameter_state("up.weight", "exp_avg")
+            return engine.state_hash(), found
+
+        (hash_, a), (_, b) = libzero.run_ranks(2, rank)
+        hashes.add(hash_)
+        assert all(abs((x + y) / 2 - z) <= 1e-5 for x, y, z in zip(a, b, losses, strict=True)), stage
+    assert len(hashes) == 1
+
+
+def test_states_are_those_of_each_kind() -> None:
+    """Muon's matrices have one state, AdamW's parameters two, also in an optimizer of the program."""
+
+    def bytes_of(make: Any, settings: dict[str, Any]) -> int:
+        model = Words()
+        engine = libzero.Engine(model, settings, optimizer=make and make(model))
+        return int(engine.memory().current("device", "optimizer states"))
+
+    matrices, others = 20 * 8 + 3 * 20, 9 * 8 + 20 + 3
+    padding = 4 * 2 * 15 * 5  # each parameter begins at a multiple of 16 elements
+    by_name = bytes_of(None, clean(1) | {"optimizer": {"type": "Muon", "params": {"lr": 0.05}}})
+    of_program = bytes_of(lambda model: Muon(muon_groups(model)), clean(1))
+    for found in (by_name, of_program):
+        assert 4 * (matrices + 2 * others) <= found <= 4 * (matrices + 2 * others) + padding

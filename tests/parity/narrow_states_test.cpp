@@ -341,7 +341,7 @@ TEST(NarrowStates, LossesStayNearThoseOfFp32States) {
 class Nothing : public UpdateRule {
  public:
   std::string name() const override { return "Nothing"; }
-  std::vector<std::string> states() const override { return {}; }
+  std::vector<std::string> states(const std::string&, const std::vector<std::int64_t>&) const override { return {}; }
   double lr() const override { return 0.1; }
   void update(std::span<UpdatePiece>) override {}
 };

@@ -50,8 +50,9 @@ struct Case {
   std::string recipe = "fp32";
   std::string optimizer = "none", parameters = "none";  // where they rest
   std::int64_t segments = 0, batch = 4, accumulation = 1;
-  std::string more;                  // further keys of zero_optimization, each with a leading comma
-  std::string block, params;         // the same of bf16, and of the optimizer
+  std::string more;           // further keys of zero_optimization, each with a leading comma
+  std::string block, params;  // the same of bf16, and of the optimizer
+  std::string rule = "AdamW";
   std::string keys;                  // the same of the file
   std::string checkpoints;           // and of activation_checkpointing
   bool experts = false;              // in `keys`
@@ -65,6 +66,7 @@ struct Case {
             : transport == "gloo" ? " ranks over TCP"
             : world == 1          ? " rank"
                                   : " ranks");
+    if (rule != "AdamW") out << ", " << rule;
     if (optimizer != "none") out << ", optimizer " << optimizer;
     if (parameters != "none") out << ", parameters " << parameters;
     if (segments > 0) out << ", " << segments << " segments";
@@ -84,7 +86,7 @@ Options options_of(const Case& c) {
           << "}";
   };
   out << R"({"train_micro_batch_size_per_gpu": )" << c.batch << R"(, "gradient_accumulation_steps": )" << c.accumulation
-      << R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001)" << c.params
+      << R"(, "optimizer": {"type": ")" << c.rule << R"(", "params": {"lr": 0.001)" << c.params
       << R"(}}, "zero_optimization": {"stage": )" << c.stage;
   place("offload_optimizer", c.optimizer, "");
   place("offload_param", c.parameters, R"(, "max_in_cpu": 0)");
@@ -281,6 +283,20 @@ std::vector<Case> narrow_cases() {
   return all;
 }
 
+// Matrices that owners update whole: their states, and what ranks exchange.
+std::vector<Case> muon_cases(const char* transport) {
+  std::vector<Case> all;
+  for (int stage = 0; stage <= 3; ++stage)
+    for (const int world : {2, 3}) {
+      auto& c = all.emplace_back();
+      c.shape = kShapes[all.size() % 4], c.stage = stage, c.world = world, c.rule = "Muon", c.transport = transport;
+      if (stage % 2 == 1) c.recipe = "bf16";
+      if (stage >= 1 && world == 3) c.optimizer = "cpu";
+      if (stage == 2) c.accumulation = 2;
+    }
+  return all;
+}
+
 // As `zero run` starts ranks: they read each other's memory on one host, and send integers over a network.
 std::vector<Case> process_cases() {
   std::vector<Case> all;
@@ -437,6 +453,10 @@ void compare_processes(const std::vector<Case>& all) {
 // The first two run first, because they fork.
 TEST(PlanAgreement, OfProcesses) { compare_processes(process_cases()); }
 
+TEST(PlanAgreement, OfMuonInProcesses) {
+  for (const char* transport : {"shm", "gloo"}) compare_processes(muon_cases(transport));
+}
+
 TEST(PlanAgreement, OfExperts) { compare_processes(expert_cases()); }
 
 TEST(PlanAgreement, OfThreads) {
@@ -450,7 +470,9 @@ TEST(PlanAgreement, OfThreads) {
     ASSERT_NO_THROW(run = on_threads(c));
     compare(c, run);
   }
-  for (const auto& c : narrow_cases()) {
+  auto others = narrow_cases();
+  for (auto& c : muon_cases("thread")) others.push_back(std::move(c));
+  for (const auto& c : others) {
     SCOPED_TRACE(c.name());
     Measured run;
     ASSERT_NO_THROW(run = on_threads(c));

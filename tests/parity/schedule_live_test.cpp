@@ -123,6 +123,10 @@ std::vector<Case> tiers() {
   places.push_back({"norms in fp32, files", 3, optimizer_on("nvme") + parameters_on("nvme"), kNormsInFp32});
   OneIn part(3);
   std::erase_if(places, [&](const Case&) { return !part.take(); });
+  for (const int stage : {0, 2, 3}) {
+    auto& muon = places.emplace_back(Case{"Muon", stage});
+    muon.optimizer = "Muon";
+  }
   return with_recipes(places);
 }
 

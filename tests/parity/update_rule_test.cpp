@@ -20,7 +20,9 @@ constexpr double kAlpha = 0.9, kEps = 1e-3, kRate = 1e-2;
 class Rms : public UpdateRule {
  public:
   std::string name() const override { return "Rms"; }
-  std::vector<std::string> states() const override { return {"square_avg"}; }
+  std::vector<std::string> states(const std::string&, const std::vector<std::int64_t>&) const override {
+    return {"square_avg"};
+  }
   double lr() const override { return kRate; }
   void begin_step() override { ++begun; }
   void end_step() override { ++ended; }
@@ -235,7 +237,9 @@ class Named : public Rms {
   Named(std::string name, std::vector<std::string> states, double lr)
       : name_(std::move(name)), states_(std::move(states)), lr_(lr) {}
   std::string name() const override { return name_; }
-  std::vector<std::string> states() const override { return states_; }
+  std::vector<std::string> states(const std::string&, const std::vector<std::int64_t>&) const override {
+    return states_;
+  }
   double lr() const override { return lr_; }
   std::uint64_t choices() const override { return chosen; }
   std::uint64_t chosen = 0;

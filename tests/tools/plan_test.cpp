@@ -89,6 +89,24 @@ TEST(PlanCommand, TheLargestMicroBatchIsTheLargest) {
   EXPECT_FALSE(with(most + 1));
 }
 
+// GPT-2 has 84.9 M elements in Muon's matrices, with one state, and 39.5 M others with two; an Engine updates matrices
+// whole, which files do not hold.
+TEST(PlanCommand, OfMuonHasTheStatesOfEachKindAndRefusesFiles) {
+  const auto plan =
+      document({"--model", "gpt2", "--world", "2", "--device", "cpu", "--optimizer", "Muon", "--stage", "3"});
+  ASSERT_EQ(plan["plans"].size(), 6u);
+  for (const auto& each : plan["plans"]) {
+    const bool files = each["offload"] == "nvme";
+    EXPECT_EQ(each["fits"], !files) << each;
+    EXPECT_EQ(
+        each.value("refusal", "").find("is updated whole: its states are offloaded in parts") != std::string::npos,
+        files);
+    if (each["offload"] != "none") continue;
+    const auto bytes = each["memory"]["device"]["optimizer_states"]["rest_bytes"].get<double>();
+    EXPECT_NEAR(bytes / (4 * (84934656.0 + 2 * 39505152.0) / 2), 1, 1e-3);
+  }
+}
+
 TEST(PlanCommand, ExitsWithFourWhenNothingFits) {
   const auto answer = ask({"--params", "1e12", "--memory", "16GB"});
   EXPECT_EQ(answer.code, 4);

@@ -138,6 +138,8 @@ std::string sent_difference(const Schedule& schedule, const LiveRecord& record, 
       if (want == have) continue;
       // How many rows go to experts of other ranks depends on the tokens.
       if (operation == "ep" && want.calls == have.calls) continue;
+      // The schedule is rank 0's; another one owns other parameters.
+      if (operation == "all_to_all" && want.calls == have.calls) continue;
       return base::join(moment_text(moment), ", ", operation, ": the schedule has ", want.calls, " calls that send ",
                         want.bytes, " bytes, the communicator counted ", have.calls, " and ", have.bytes);
     }

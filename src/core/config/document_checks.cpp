@@ -93,6 +93,8 @@ class Checker {
     else if (bits == "8" && name != "Adam" && name != "AdamW" && name != "Lion")
       conflict("optimizer.params.state_bits", "got 8 for " + name + ", expected Adam, AdamW or Lion", "set 16 or 32",
                {"optimizer.type"});
+    if (name == "Muon" && number("optimizer.params.lr") == 0 && value("optimizer.params.muon_lr") == "null")
+      conflict("optimizer.params.lr", "got 0 for Muon, expected a number above 0", "adam_lr is in proportion to it");
     if (name == "AdamW" && !on("optimizer.params.adam_w_mode"))
       conflict("optimizer.params.adam_w_mode", "got false, expected true for AdamW",
                "use type Adam for decay inside the gradient", {"optimizer.type"});

@@ -24,8 +24,8 @@ std::string list_of(const std::vector<std::string>& names) {
 
 // Names from other configurations, which get a more specific error than "unknown".
 bool known_elsewhere(std::string_view optimizer) {
-  for (const char* name : {"Lamb", "OneBitLamb", "OneBitAdam", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD", "Muon",
-                           "ASGD", "Rprop", "LBFGS", "SparseAdam", "Adafactor"})
+  for (const char* name : {"Lamb", "OneBitLamb", "OneBitAdam", "ZeroOneAdam", "MuAdam", "MuAdamW", "MuSGD", "ASGD",
+                           "Rprop", "LBFGS", "SparseAdam", "Adafactor"})
     if (same_word(optimizer, name)) return true;
   return false;
 }

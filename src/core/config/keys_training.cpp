@@ -36,22 +36,25 @@ void add_training_keys(std::vector<Key>& keys) {
   Block(keys, "optimizer", &Settings::optimizer)
       .key("type", words(&OptimizerSettings::type, optimizer_words()), "update rule", no_default())
       .key("params.lr", &OptimizerSettings::lr,
-           "base learning rate, before the schedule (Adagrad, RMSprop: 0.01; NAdam, Adamax: 0.002; Adadelta: 1)",
+           "base learning rate, before the schedule (Adagrad, RMSprop: 0.01; NAdam, Adamax: 0.002; Adadelta: 1; Muon: "
+           "0.02, of matrices)",
            at_least(0), automatic(kCliOrDefault))
       .key("params.weight_decay", &OptimizerSettings::weight_decay, "weight decay", at_least(0),
            automatic(kCliOrDefault))
-      .key("params.betas", pair(&OptimizerSettings::beta1, &OptimizerSettings::beta2), "decay rates of the moments",
-           at_least(0), below(1), automatic(kCliOrDefault), owned_by("Adam AdamW Lion NAdam RAdam Adamax"))
-      .key("params.eps", &OptimizerSettings::eps, "added to the denominator (Adagrad: 1e-10; Adadelta: 1e-6)", above(0),
-           automatic(kCliOrDefault), owned_by("Adam AdamW Adagrad RMSprop NAdam RAdam Adamax Adadelta"))
+      .key("params.betas", pair(&OptimizerSettings::beta1, &OptimizerSettings::beta2),
+           "decay rates of the moments (Muon: 0.9 and 0.95)", at_least(0), below(1), automatic(kCliOrDefault),
+           owned_by("Adam AdamW Lion NAdam RAdam Adamax Muon"))
+      .key("params.eps", &OptimizerSettings::eps, "added to the denominator (Adagrad, Muon: 1e-10; Adadelta: 1e-6)",
+           above(0), automatic(kCliOrDefault), owned_by("Adam AdamW Adagrad RMSprop NAdam RAdam Adamax Adadelta Muon"))
       .key("params.bias_correction", &OptimizerSettings::bias_correction, "correct the moments' bias", owned_by(kAdams))
       .key("params.adam_w_mode", &OptimizerSettings::adam_w_mode,
            "true: decoupled weight decay, also for Adam, as in DeepSpeed", owned_by(kAdams))
-      .key("params.momentum", &OptimizerSettings::momentum, "momentum", at_least(0), below(1), owned_by("SGD RMSprop"))
+      .key("params.momentum", &OptimizerSettings::momentum, "momentum (Muon: 0.95)", at_least(0), below(1),
+           owned_by("SGD RMSprop Muon"))
       .key("params.dampening", &OptimizerSettings::dampening, "dampening of momentum", at_least(0), below(1),
            owned_by("SGD"))
-      .key("params.nesterov", &OptimizerSettings::nesterov, "Nesterov momentum; needs momentum and no dampening",
-           owned_by("SGD"))
+      .key("params.nesterov", &OptimizerSettings::nesterov,
+           "Nesterov momentum; needs momentum and no dampening (Muon: true)", owned_by("SGD Muon"))
       .key("params.lr_decay", &OptimizerSettings::lr_decay, "decay of the learning rate per update", at_least(0),
            owned_by("Adagrad"))
       .key("params.initial_accumulator_value", &OptimizerSettings::initial_accumulator_value,
@@ -68,6 +71,21 @@ void add_training_keys(std::vector<Key>& keys) {
            "true: weight decay outside of the gradient, as in AdamW", owned_by("NAdam RAdam"))
       .key("params.rho", &OptimizerSettings::rho, "decay rate of both means of squares", at_least(0), below(1),
            owned_by("Adadelta"))
+      .key("params.muon_lr", &OptimizerSettings::muon_lr, "rate of hidden matrices; null: lr", above(0), nullable(),
+           owned_by("Muon"))
+      .key("params.adam_lr", &OptimizerSettings::adam_lr,
+           "rate of the parameters that are no hidden matrices; a schedule moves it in proportion. Absent: lr, if that "
+           "is set",
+           at_least(0), owned_by("Muon"))
+      .key("params.ns_steps", &OptimizerSettings::ns_steps, "iterations of Newton and Schulz", at_least(1),
+           at_most(100), owned_by("Muon"))
+      .key("params.ns_method", words(&OptimizerSettings::ns_fp32, {{"standard", false}, {"gram", true}}),
+           "standard: products of bf16, gram: of fp32", owned_by("Muon"))
+      .key("params.adjust_lr_fn",
+           words(&OptimizerSettings::ns_match_rms, {{"original", false}, {"match_rms_adamw", true}}),
+           "scale of an update: max(1, rows/columns)^0.5, or 0.2 max(rows, columns)^0.5", owned_by("Muon"))
+      .key("params.adam_parameters", &OptimizerSettings::adam_parameters,
+           "patterns of matrices that AdamW updates, besides embeddings and output layers (* and ?)", owned_by("Muon"))
       .key("params.state_bits", &OptimizerSettings::state_bits,
            "bits of an optimizer state; 16: bf16, 8: blocks of codes (Adam, AdamW, Lion)", at_least(8), at_most(32))
       .key("params.fp32_optimizer_states", &OptimizerSettings::fp32_states,

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/name_pattern.h"
+
 namespace zero::config {
 namespace {
 
@@ -23,6 +25,7 @@ constexpr Row kRows[] = {
     {OptimizerType::RAdam, "RAdam"},
     {OptimizerType::Adamax, "Adamax", 0.002},
     {OptimizerType::Adadelta, "Adadelta", 1.0, 1e-6},
+    {OptimizerType::Muon, "Muon", 0.02, 1e-10},
 };
 
 }  // namespace
@@ -57,7 +60,8 @@ std::string optimizer_names() {
   return text;
 }
 
-std::vector<std::string> states_of(const OptimizerSettings& optimizer) {
+std::vector<std::string> states_of(const OptimizerSettings& optimizer, bool matrix) {
+  if (matrix) return {"momentum_buffer"};
   std::vector<std::string> states;
   switch (optimizer.type) {
     case OptimizerType::None:
@@ -68,6 +72,7 @@ std::vector<std::string> states_of(const OptimizerSettings& optimizer) {
       break;
     case OptimizerType::NAdam:
     case OptimizerType::RAdam:
+    case OptimizerType::Muon:
       states = {"exp_avg", "exp_avg_sq"};
       break;
     case OptimizerType::Sgd:
@@ -94,11 +99,30 @@ std::vector<std::string> states_of(const OptimizerSettings& optimizer) {
   return states;
 }
 
+std::vector<std::string> all_states_of(const OptimizerSettings& optimizer) {
+  std::vector<std::string> states;
+  if (optimizer.type == OptimizerType::Muon) states = states_of(optimizer, true);
+  for (auto& state : states_of(optimizer)) states.push_back(std::move(state));
+  return states;
+}
+
+bool is_muon_matrix(const OptimizerSettings& optimizer, std::string_view name, std::size_t dimensions, bool table) {
+  if (optimizer.type != OptimizerType::Muon || dimensions < 2 || table) return false;
+  std::string lower(name);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  for (const char* word : {"embed", "wte", "wpe", "lm_head"})
+    if (lower.find(word) != std::string::npos) return false;
+  if (lower == "output.weight" || lower == "head.weight") return false;
+  return std::none_of(optimizer.adam_parameters.begin(), optimizer.adam_parameters.end(),
+                      [&](const std::string& pattern) { return base::pattern_names(pattern, name, {}); });
+}
+
 OptimizerSettings default_optimizer(OptimizerType type) {
   OptimizerSettings made;
   made.type = OptimizerType::None;  // a key says which
   for (const auto& row : kRows)
     if (row.type == type) made.lr = row.lr, made.eps = row.eps;
+  if (type == OptimizerType::Muon) made.momentum = 0.95, made.nesterov = true, made.beta2 = 0.95;
   return made;
 }
 

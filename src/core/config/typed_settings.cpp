@@ -31,6 +31,11 @@ Settings typed_settings(const Document& document) {
   // DeepSpeed's two schedules differ in what a missing maximum means.
   if (s.schedule.warmup_max_lr.empty() && s.schedule.type == ScheduleType::WarmupDecayLR)
     s.schedule.warmup_max_lr = {1e-3};
+  // DeepSpeed's Muon has one rate unless it is given two.
+  if (s.optimizer.type == OptimizerType::Muon && document.is_set("optimizer.params.lr") &&
+      !document.is_set("optimizer.params.adam_lr"))
+    s.optimizer.adam_lr = s.optimizer.lr;
+  if (s.optimizer.muon_lr) s.optimizer.lr = *s.optimizer.muon_lr;
   read_plan(document, s.mesh);
   s.zero.hpz_ranks = std::clamp(s.zero.hpz_ranks, 1, 1 << 20);
   if (s.zero.delayed_param_update.enabled) s.zero.delayed_update = s.zero.delayed_param_update;

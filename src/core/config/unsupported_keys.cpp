@@ -103,7 +103,7 @@ constexpr Unsupported kUnsupported[] = {
     {kNoEffect, "zero_optimization.pipeline_loading_checkpoint", false, "load layer by layer",
      "each rank reads only its own bytes"},
     {kNoEffect, "zero_optimization.save_muon_momentum_buffer_in_memory", false, "Muon optimizer",
-     "there is no Muon optimizer"},
+     "states rest where offload_optimizer puts them"},
     {kNoEffect, "zero_optimization.grad_hooks", true, "documented by DeepSpeed, not used",
      "gradients are always collected by hooks"},
     {kRefused, "zero_optimization.legacy_stage1", false, "DeepSpeed's first implementation of stage 1",

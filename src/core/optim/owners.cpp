@@ -20,4 +20,11 @@ std::vector<int> deal_owners(const std::vector<double>& costs, int ranks) {
   return owners;
 }
 
+double muon_cost(const std::vector<std::int64_t>& shape) {
+  double elements = 1;
+  for (const auto size : shape) elements *= static_cast<double>(size);
+  const auto rows = static_cast<double>(shape.front());
+  return rows == 0 ? 0 : elements * std::min(rows, elements / rows);
+}
+
 }  // namespace zero::optim

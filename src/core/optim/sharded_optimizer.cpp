@@ -28,7 +28,8 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
                                    std::optional<ProgramRule> program)
     : settings_(optimizer),
       program_(std::move(program)),
-      slots_(program_ ? program_->slots : config::states_of(optimizer)),
+      states_(program_ ? program_->states : config::all_states_of(optimizer)),
+      slots_(program_ ? std::vector<std::string>() : config::states_of(optimizer)),
       groups_{{"", optimizer}},
       schedule_(schedule, base_rates(program_ ? program_->lr : optimizer.lr, groups)) {
   if (program_ && settings_.type != OptimizerType::None)
@@ -44,7 +45,7 @@ ShardedOptimizer::ShardedOptimizer(const config::OptimizerSettings& optimizer, c
           base::join("[ShardedOptimizer] got lr ", *group.lr, " for the parameter group '", group.pattern,
                      "', expected none: the scheduler sets the rates of all groups. Hint: give the scheduler's "
                      "rate as a list with one entry per group, the unnamed group first."));
-    groups_.push_back({group.pattern, optimizer});
+    groups_.push_back({group.pattern, optimizer, group.lr.has_value()});
     groups_.back().settings.weight_decay = group.weight_decay.value_or(optimizer.weight_decay);
   }
   if (settings_.type == OptimizerType::NAdam && schedule_.momentum(0, 0))
@@ -81,6 +82,8 @@ kernels::Rule ShardedOptimizer::rule() const {
       return Rule::Adamax;
     case OptimizerType::Adadelta:
       return Rule::Adadelta;
+    case OptimizerType::Muon:
+      return Rule::AdamDecoupled;
     case OptimizerType::None:
       break;
   }
@@ -190,7 +193,9 @@ double mu_of(const config::OptimizerSettings& own, double count) {
 kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t missed_steps) const {
   const auto narrow = [](double value) { return static_cast<float>(value); };
   const auto& own = settings_of(group);
-  const double rate = lr(group), decay = own.weight_decay;
+  // Muon: of its parameters that are no matrices.
+  const bool in_proportion = own.type == OptimizerType::Muon && !groups_[static_cast<std::size_t>(group)].has_rate;
+  const double rate = lr(group) * (in_proportion ? own.adam_lr / own.lr : 1), decay = own.weight_decay;
   const double beta1 = schedule_.momentum(group, schedule_.index(applied_)).value_or(own.beta1), beta2 = own.beta2;
   const auto updates = applied_ + 1 - missed_steps;  // updates of these elements, including this one
   const auto count = static_cast<double>(updates);
@@ -214,6 +219,7 @@ kernels::UpdateConstants ShardedOptimizer::constants_of(int group, std::int64_t 
   switch (own.type) {
     case OptimizerType::Adam:
     case OptimizerType::AdamW:
+    case OptimizerType::Muon:
       c.root2 = narrow(own.bias_correction ? std::sqrt(correction2) : 1);
       c.negative_step = narrow(-(rate / (own.bias_correction ? correction1 : 1)));
       break;

@@ -45,12 +45,12 @@ struct Span {
 // An update rule that the program brings: this class then keeps its groups, rates and counts, and has no arithmetic.
 struct ProgramRule {
   std::string name;
-  std::vector<std::string> slots;
-  double lr = 0;  // in place of OptimizerSettings::lr
+  std::vector<std::string> states;  // of all parameters together
+  double lr = 0;                    // in place of OptimizerSettings::lr
 };
 
-// The rules of docs/configuration.md ("optimizer"). All are element-wise: spans may
-// be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
+// The rules of docs/configuration.md ("optimizer"); of Muon, AdamW for what is no matrix. All are element-wise: spans
+// may be divided anywhere, and results do not depend on the division, the SIMD target or the threads ([Note: order of
 // operations] in update_simd.cpp). A step is
 //   begin_step();  update(span, factor) for every element of the model's shard once;  complete_updates();  end_step();
 // or at the end cancel_step(), if the device skipped the update.
@@ -65,9 +65,10 @@ class ShardedOptimizer {
 
   // "AdamW", or the name of the program's rule.
   std::string name() const;
-  // Number of states per element besides the master, all with the same initial value: 0 to 3, or the program's.
+  // Names of the states per element besides the master, of all parameters together. Checkpoints have them.
+  const std::vector<std::string>& states() const { return states_; }
+  // Of an element that update() updates: up to 3, all with the same initial value.
   int num_slots() const { return static_cast<int>(slots_.size()); }
-  // torch's names, used in checkpoints (config/optimizers.h); or the program's.
   const char* slot_name(int slot) const;
   float slot_initial_value() const;
 
@@ -80,6 +81,8 @@ class ShardedOptimizer {
   // Sets the group's learning rate from the next update on. ConfigError for an unknown group, a negative or non-finite
   // rate, and if a schedule sets the rates.
   void set_lr(int group, double lr);
+  // With what set_number() has changed.
+  const config::OptimizerSettings& numbers(int group) const { return settings_of(group); }
   // The learning rates from set_lr(), by group; negative: not set. Checkpoints store them.
   const std::vector<double>& set_rates() const { return set_rates_; }
   // Changes "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "lr_decay", "alpha" or "rho" of a group
@@ -124,6 +127,7 @@ class ShardedOptimizer {
   struct Group {
     std::string pattern;
     config::OptimizerSettings settings;  // with the group's own weight decay, and what set_number() has changed
+    bool has_rate = false;               // of its own, not the optimizer's
   };
   const config::OptimizerSettings& settings_of(int group) const {
     return groups_[static_cast<std::size_t>(group)].settings;
@@ -138,7 +142,7 @@ class ShardedOptimizer {
 
   config::OptimizerSettings settings_;
   std::optional<ProgramRule> program_;
-  std::vector<std::string> slots_;
+  std::vector<std::string> states_, slots_;
   std::vector<Group> groups_;
   std::vector<double> set_rates_;
   std::map<std::pair<int, std::string>, double> set_numbers_;  // by group and name

@@ -94,6 +94,10 @@ struct Collector {
     for (const auto size : sizes) numel *= size;
     all.push_back({unit.empty() ? name : unit + "." + name, numel, unit, true, std::move(sizes)});
   }
+  void table(const std::string& name, std::vector<std::int64_t> sizes) {
+    add(name + ".weight", std::move(sizes));
+    all.back().table = true;
+  }
   void linear(const std::string& name, std::int64_t in, std::int64_t out, bool bias = true) {
     add(name + ".weight", {out, in});
     if (bias) add(name + ".bias", {out});
@@ -125,8 +129,8 @@ void expert_parameters(const PlanModel& m, std::int64_t block, std::vector<plann
 void gpt_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, wide = m.mlp_width();
   Collector root{all, ""};
-  root.add("token.weight", {m.vocabulary, h});
-  root.add("position.weight", {m.sequence, h});
+  root.table("token", {m.vocabulary, h});
+  root.table("position", {m.sequence, h});
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector layer{all, "blocks." + std::to_string(i)};
     layer.norm("norm1", h);
@@ -147,9 +151,9 @@ void gpt_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
 void bert_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden;
   Collector root{all, ""};
-  root.add("token.weight", {m.vocabulary, h});
-  root.add("position.weight", {512, h});
-  root.add("segment.weight", {2, h});
+  root.table("token", {m.vocabulary, h});
+  root.table("position", {512, h});
+  root.table("segment", {2, h});
   root.norm("embedding_norm", h);
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector layer{all, "layers." + std::to_string(i)};
@@ -166,7 +170,7 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, width = m.heads * (m.head_width > 0 ? m.head_width : h / m.heads);
   constexpr std::int64_t kDistances = 32;  // of the relative bias
   Collector root{all, ""};
-  root.add("token.weight", {m.vocabulary, h});
+  root.table("token", {m.vocabulary, h});
   for (const char* half : {"encoder", "decoder"}) {
     const bool decoder = half[0] == 'd';
     for (std::int64_t i = 0; i < m.layers; ++i) {
@@ -176,7 +180,7 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
         for (const char* name : {".query", ".key", ".value"})
           layer.linear(attention + std::string(name), h, width, false);
         layer.linear(attention + std::string(".projection"), width, h, false);
-        if (i == 0 && attention[0] == 's') layer.add("self.distance.weight", {kDistances, m.heads});
+        if (i == 0 && attention[0] == 's') layer.table("self.distance", {kDistances, m.heads});
         layer.norm(attention + std::string(".norm"), h, false);
       }
       layer.linear("up", h, m.mlp_width(), false);
@@ -190,7 +194,7 @@ void t5_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
 void llama_parameters(const PlanModel& m, std::vector<planning::Parameter>& all) {
   const auto h = m.hidden, kv = h / m.heads * (m.kv_heads > 0 ? m.kv_heads : m.heads);
   Collector root{all, ""};
-  root.add("token.weight", {m.vocabulary, h});
+  root.table("token", {m.vocabulary, h});
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector layer{all, "layers." + std::to_string(i)};
     layer.linear("query", h, h, false);
@@ -214,8 +218,8 @@ void counted_parameters(const PlanModel& m, std::vector<planning::Parameter>& al
   const auto undivided = std::min(6 * m.hidden, layer / 2);
   const auto root = m.count - m.layers * layer, positions = std::min(m.sequence * m.hidden, root / 2);
   Collector outside{all, ""};
-  outside.add("token.weight", {root - positions, 1});
-  outside.add("position.weight", {positions, 1});
+  outside.table("token", {root - positions, 1});
+  outside.table("position", {positions, 1});
   for (std::int64_t i = 0; i < m.layers; ++i) {
     Collector inside{all, "blocks." + std::to_string(i)};
     inside.add("weight", {layer - undivided, 1});

@@ -118,8 +118,8 @@ void add_pools(const config::Settings& settings, const step::RunFacts& run, cons
   for (const auto& group : groups) {
     if (!group.trainable) continue;
     // A snapshot holds 8-bit states as fp32, as a checkpoint does.
-    if (settings.checkpoint.decoupled) saved += run.saved_bytes(group.precision, group.shard());
-    if (run.keeps_snapshots) kept += run.saved_bytes(group.precision, group.owned());
+    if (settings.checkpoint.decoupled) saved += group.saved_bytes(group.shard());
+    if (run.keeps_snapshots) kept += group.saved_bytes(group.owned());
   }
   auto held = std::min(settings.checkpoint.memory, saved) + std::min(settings.checkpoint.memory, kept);
   if (held == 0) return;
@@ -131,6 +131,21 @@ void add_pools(const config::Settings& settings, const step::RunFacts& run, cons
   const auto more = static_cast<std::uint64_t>(held);
   memory.set(Tier::Host, kOther, memory.current(Tier::Host, kOther), memory.peak(Tier::Host, kOther) + more);
   memory.set_peak(Tier::Host, peak + more);
+}
+
+// Of a rule that needs whole parameters, as the Engine's.
+std::string whole_refusal(const Cut& cut, const step::RunFacts& run, const std::vector<step::GroupFacts>& groups) {
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto text = [&](const std::string& why, const std::string& hint) {
+      return base::join(groups[g].name, " is updated whole: ", why, ". Hint: ", hint, ".");
+    };
+    if (const auto refusal = step::refuse_whole(run, groups[g])) return text(refusal->why, refusal->hint);
+    const auto& members = cut.units[g].parameters;
+    if (groups[g].has_owners() &&
+        std::any_of(members.begin(), members.end(), [&](std::size_t i) { return cut.parameters[i].parts > 1; }))
+      return text("tensor parallelism cuts it", "tensor_parallel.autotp_size 1");
+  }
+  return "";
 }
 
 Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int steps) {
@@ -180,6 +195,7 @@ Outcome run(const Candidate& c, const Cut& cut, const PlanMachine& machine, int 
   }
   result.memory = dry.report();
   judge(task, placed, /*says_why=*/steps == kSteps, result);
+  if (result.refusal.empty()) result.refusal = whole_refusal(cut, facts, groups);
   add_pools(c.settings, facts, groups, result.memory);
   return result;
 }

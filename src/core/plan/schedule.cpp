@@ -47,6 +47,10 @@ std::pair<What, How> kind_of(const step::Op& op) {
       return {What::Gradients, op.to_all ? How::AllReduce : How::ReduceScatter};
     case OpKind::AllGatherGrads:
       return {What::Gradients, How::AllGather};
+    case OpKind::SendToOwners:
+      return {What::Gradients, How::ToOwners};
+    case OpKind::SendFromOwners:
+      return {What::Parameters, How::FromOwners};
     case OpKind::Fetch:
       return {What::Parameters, How::Read};
     case OpKind::FetchStates:
@@ -146,8 +150,9 @@ const char* name(What what) {
 }
 
 const char* name(How how) {
-  constexpr const char* kNames[] = {"all-gather", "reduce-scatter", "all-reduce", "broadcast", "mapped in place",
-                                    "file read",  "file write",     "copy",       "update"};
+  constexpr const char* kNames[] = {"all-gather",      "reduce-scatter", "all-reduce", "broadcast",
+                                    "mapped in place", "file read",      "file write", "copy",
+                                    "to owners",       "from owners",    "update"};
   return kNames[static_cast<int>(how)];
 }
 
@@ -159,7 +164,6 @@ Schedule schedule(const ScheduleInput& input, const config::Settings& settings, 
   result.world = input.topology.world;
   result.accumulation = accumulation;
   result.parameter_width = step::width(run.precision.param);
-  result.num_slots = run.num_slots;
   result.units = cut_into_units(input.parameters, settings, result.world, result.parameter_width, input.topology.gpu);
   for (const auto& unit : result.units) {
     result.padded_numel += unit.padded_numel();
@@ -219,6 +223,10 @@ std::map<std::string, Sent> sent_by_operation(const std::vector<Event>& events) 
         break;
       case How::Broadcast:
         count("broadcast", event.sent);
+        break;
+      case How::ToOwners:
+      case How::FromOwners:
+        count("all_to_all", event.sent);
         break;
       case How::Read:
       case How::Write:

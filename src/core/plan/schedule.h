@@ -18,7 +18,19 @@ namespace zero::planning {
 
 using step::Phase;
 enum class What { Parameters, Gradients, OptimizerStates };  // OptimizerStates includes fp32 masters
-enum class How { AllGather, ReduceScatter, AllReduce, Broadcast, InPlace, Read, Write, Copy, Update };
+enum class How {
+  AllGather,
+  ReduceScatter,
+  AllReduce,
+  Broadcast,
+  InPlace,
+  Read,
+  Write,
+  Copy,
+  ToOwners,
+  FromOwners,
+  Update
+};
 const char* name(Phase phase);
 const char* name(What what);
 const char* name(How how);
@@ -65,8 +77,7 @@ struct Schedule {
   std::vector<Holding> holdings;
   int stage = 0, world = 1;  // world: the ranks that share the states of all but experts
   std::int64_t accumulation = 1;
-  int parameter_width = 4;  // of units whose parameters do not stay fp32
-  int num_slots = 2;
+  int parameter_width = 4;                  // of units whose parameters do not stay fp32
   std::int64_t padded_numel = 0;            // of all units
   std::int64_t padded_trainable_numel = 0;  // of the units that have gradients
   std::int64_t persistent_numel = 0;        // the part of padded_numel that stage 3 does not shard

@@ -7,6 +7,8 @@
 #include <zero/errors.h>
 
 #include "base/check.h"
+#include "config/optimizers.h"
+#include "optim/owners.h"
 #include "sharding/kept_fp32.h"
 #include "sharding/unit_cut.h"
 
@@ -58,6 +60,9 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                                  std::int64_t width, bool gpu) {
   if (parameters.empty()) throw ConfigError("[plan] got a model without parameters, expected at least one");
   const auto fp32 = kept_fp32(parameters, settings).kept;
+  const auto is_matrix = [&](const Parameter& parameter) {
+    return config::is_muon_matrix(settings.optimizer, parameter.name, parameter.sizes.size(), parameter.table);
+  };
   std::vector<sharding::UnitMember> members;
   for (const auto& parameter : parameters)
     // Parts may be uneven, and units must be the same on all ranks.
@@ -65,7 +70,8 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
         {parameter.parts == 1 ? parameter.numel : (parameter.whole + parameter.parts - 1) / parameter.parts,
          settings.units.empty() || parameter.ep_size > 1 ? parameter.unit
                                                          : named_unit_of(parameter.name, settings.units),
-         parameter.trainable, parameter.ep_size > 1 ? 1 : 0, fp32[members.size()]});
+         parameter.trainable, parameter.ep_size > 1 ? 1 : 0, fp32[members.size()],
+         is_matrix(parameter) ? config::name_of(config::OptimizerType::Muon) : ""});
   for (const auto& path : settings.units)
     if (std::none_of(members.begin(), members.end(), [&](const auto& member) { return member.unit == path; }))
       throw ConfigError(
@@ -78,9 +84,12 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
     const int ranks = world / parameters[cut.parameters.front()].ep_size;
     std::vector<std::int64_t> numels;
     for (const auto i : cut.parameters) numels.push_back(parameters[i].numel);
+    const bool matrix = is_matrix(parameters[cut.parameters.front()]);
+    auto states = config::states_of(settings.optimizer, matrix);
     units.push_back({.name = std::move(cut.name),
                      .root = cut.root,
                      .trainable = cut.trainable,
+                     .module = cut.module,
                      .persistent = cut.persistent,
                      .fp32 = cut.fp32,
                      .parameters = std::move(cut.parameters),
@@ -88,7 +97,15 @@ std::vector<Unit> cut_into_units(const std::vector<Parameter>& parameters, const
                                                                cut.fp32 ? step::width(step::Dtype::F32) : width, !gpu,
                                                                step::slot_block(step::slots_of(settings))),
                      .axis = cut.axis,
-                     .replicated = replicated});
+                     .replicated = replicated,
+                     .states = std::move(states),
+                     .by_rule = matrix});
+  }
+  for (const int axis : {0, 1}) {
+    const auto of_axis = std::find_if(units.begin(), units.end(), [&](const Unit& unit) { return unit.axis == axis; });
+    if (of_axis == units.end()) continue;
+    step::set_owners(units, axis, of_axis->layout.world(),
+                     [&](std::size_t i) { return std::optional(optim::muon_cost(parameters[i].sizes)); });
   }
   return units;
 }

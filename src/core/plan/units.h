@@ -25,6 +25,7 @@ struct Parameter {
   std::int64_t expert = -1;           // number of the expert that it belongs to; -1: none
   int ep_size = 1;                    // above 1: its expert is on every ep_size-th rank, over which it is sharded
   std::string layer{};                // path of its layer, if that is not its unit
+  bool table = false;                 // the weight of an embedding
 };
 
 // The path of a parameter's layer; empty: it is in none.

@@ -47,13 +47,26 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
   std::vector<Unit> units;
   struct UnitKind {
     bool trainable, fp32;
-    const char* mark;
+    std::string update, mark;
   };
-  constexpr UnitKind kKinds[] = {
-      {true, false, ""}, {true, true, " (fp32)"}, {false, false, " (frozen)"}, {false, true, " (frozen, fp32)"}};
+  std::vector<std::string> updates{""};  // in order of first appearance
+  for (const auto& member : members)
+    if (std::find(updates.begin(), updates.end(), member.kind) == updates.end()) updates.push_back(member.kind);
+  std::vector<UnitKind> kinds;
+  for (const bool trainable : {true, false})
+    for (const bool fp32 : {false, true})
+      for (const auto& update : updates) {
+        std::string mark;
+        for (const std::string& word :
+             {update, std::string(trainable ? "" : "frozen"), std::string(fp32 ? "fp32" : "")})
+          if (!word.empty()) mark += (mark.empty() ? " (" : ", ") + word;
+        kinds.push_back({trainable, fp32, update, mark.empty() ? mark : mark + ")"});
+      }
   const auto add = [&](const std::string& name, bool root, const std::vector<std::size_t>& chosen) {
-    for (const auto& kind : kKinds) {
-      const auto empty = [root, kind, axis = axis_of(chosen)] {
+    const auto begin = units.size();
+    bool split = false;
+    for (const auto& kind : kinds) {
+      const auto empty = [root, &kind, axis = axis_of(chosen)] {
         Unit unit;
         unit.root = root;
         unit.trainable = kind.trainable;
@@ -65,14 +78,15 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
       int parts = 0;
       const auto close = [&] {
         if (unit.parameters.empty()) return;
-        ++parts;
+        split |= ++parts > 1;
         unit.name = name + (parts > 1 ? "/" + std::to_string(parts) : "") + kind.mark;
         units.push_back(std::exchange(unit, empty()));
       };
       std::int64_t sum = 0;
       for (const auto i : chosen) {
-        if (members[i].trainable != kind.trainable || members[i].fp32 != kind.fp32) continue;
-        const auto numel = members[i].numel;
+        const auto& member = members[i];
+        if (member.trainable != kind.trainable || member.fp32 != kind.fp32 || member.kind != kind.update) continue;
+        const auto numel = member.numel;
         if (sum > rules.max_numel - std::min(numel, rules.max_numel)) {
           close();
           sum = 0;
@@ -82,6 +96,8 @@ std::vector<Unit> cut_units(const std::vector<UnitMember>& members, const UnitRu
       }
       close();
     }
+    if (!root && !split && units.size() - begin > 1)
+      for (auto k = begin; k < units.size(); ++k) units[k].module = static_cast<int>(begin);
   };
   for (const auto& [path, chosen] : by_path) add(path.empty() ? "root" : path, path.empty(), chosen);
   const auto first = units.size();

@@ -164,6 +164,7 @@ class ModelOps {
 struct UpdateTarget {
   View master, slots[kMaxSlots], param;  // param none: the master is the parameter
   bool param_elsewhere = false;          // not the stored parameter: all of its range must be written
+  View scratch;                          // of an UpdateRule: fp32, contents undefined
 };
 
 class UpdateOps {

@@ -36,6 +36,14 @@ void ByteCounter::count(const Op& op) {
       t.reduced += op.sent;
       t.collectives += op.to_all ? 2 : 1;
       return;
+    case OpKind::SendToOwners:
+      t.reduced += op.sent;
+      ++t.collectives;
+      return;
+    case OpKind::SendFromOwners:
+      t.gathered += op.sent;
+      ++t.collectives;
+      return;
     case OpKind::Fetch:
     case OpKind::FetchStates:
       t.read += op.bytes;

@@ -2,7 +2,10 @@
 // topology and placement, and used by the engine, the planner and the budgets. Only this file and facts.cpp depend on
 // ZeRO stages and configuration keys.
 #pragma once
+#include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +20,9 @@ namespace zero::step {
 using Tier = MemoryReport::Tier;
 using Purpose = MemoryReport::Purpose;
 inline constexpr Tier kTiers[] = {Tier::Device, Tier::Host, Tier::File};
+
+inline constexpr int kMaxSlots = 8;  // optimizer states per element besides the master
+inline constexpr int kDivided = -1;  // in place of an owner
 
 // Which states each rank of an axis keeps 1/size of (ZeRO, arXiv:1910.02054): stage 1 shards optimizer states, stage 2
 // also gradients, stage 3 also parameters. States that are not sharded are replicated.
@@ -48,12 +54,18 @@ struct RunTopology {
 struct Unit {
   std::string name;  // as in traces and messages: "root", "blocks.0", ...
   bool root = false, trainable = true;
+  int module = -1;                      // as in sharding::Unit
   bool persistent = false;              // its parameters are never sharded
   bool fp32 = false;                    // they stay fp32 in a run in 16 bits (libzero.keep_fp32)
   std::vector<std::size_t> parameters;  // indices into the model's parameters, in the order of `layout`
   sharding::ShardLayout layout;         // of its flat vector over the ranks of the axis
   int axis = 0;                         // index into RunTopology::axes
-  std::size_t replicated = 0;  // its first parameters, which every tensor-parallel rank has; the others are parts
+  std::size_t replicated = 0;       // its first parameters, which every tensor-parallel rank has; the others are parts
+  std::vector<std::string> states;  // names of the optimizer states per element besides the master, up to kMaxSlots
+  // An UpdateRule updates it, from fp32 gradients; by parameter the rank of the axis that has it whole for the update,
+  // its owner, or kDivided.
+  bool by_rule = false;
+  std::vector<int> owners;
 
   std::int64_t numel() const { return layout.numel(); }
   std::int64_t padded_numel() const { return layout.padded_numel(); }
@@ -84,6 +96,7 @@ struct Segment {
 struct GroupFacts {
   std::string name;
   bool root = false, trainable = true, persistent = false;
+  int module = -1;  // as in sharding::Unit
   sharding::ShardLayout layout{{0}, 1, 1};
   int axis = 0;
   MixedPrecisionPolicy precision;
@@ -94,11 +107,18 @@ struct GroupFacts {
   int unshard_bits = 0;            // parameters are all-gathered as integers of this size (qwZ); 0: not quantized
   int reduce_bits = 0;             // gradients are reduced as integers of this size (qgZ); 0: exact
   GradStorageKind grads = GradStorageKind::Flat;
-  bool grads_on_host = false;     // reductions end in host memory, where the update reads them
-  bool grads_copied = false;      // the reduced shard is copied to host memory
-  bool delayed = false;           // updates run in the background: second gradient buffer, pending parameters
-  std::vector<Segment> segments;  // empty: frozen
+  bool grads_on_host = false;       // reductions end in host memory, where the update reads them
+  bool grads_copied = false;        // the reduced shard is copied to host memory
+  bool delayed = false;             // updates run in the background: second gradient buffer, pending parameters
+  std::vector<Segment> segments;    // empty: frozen
+  std::vector<std::string> states;  // as in Unit
+  bool by_rule = false;
+  std::vector<int> owners;
 
+  int num_slots() const { return static_cast<int>(states.size()); }
+  bool has_owners() const {
+    return std::any_of(owners.begin(), owners.end(), [](int owner) { return owner != kDivided; });
+  }
   int num_members() const { return static_cast<int>(layout.num_parameters()); }
   std::int64_t padded() const { return layout.padded_numel(); }
   std::int64_t shard() const { return layout.shard_numel(); }
@@ -106,16 +126,23 @@ struct GroupFacts {
   std::int64_t owned() const { return sharding.optimizer ? shard() : padded(); }
   std::int64_t resting() const { return sharding.params ? shard() : padded(); }
   bool in_file() const { return sharding.params && param_tier == Tier::File; }
+  // Bytes of the masters and optimizer states of `numel` elements, which are whole blocks of 8-bit states or end a
+  // range.
+  std::int64_t state_bytes(std::int64_t numel) const {
+    return numel * width(precision.master) + num_slots() * slot_numel(precision.slots, numel) * width(precision.slots);
+  }
+  // The same in a snapshot or a checkpoint, where states in blocks are fp32.
+  std::int64_t saved_bytes(std::int64_t numel) const {
+    const auto slot = precision.slots == Dtype::U8 ? Dtype::F32 : precision.slots;
+    return numel * (width(precision.master) + num_slots() * width(slot));
+  }
 };
-
-inline constexpr int kMaxSlots = 8;  // optimizer states per element besides the master
 
 struct RunFacts {
   RunTopology topology;
   ShardingPolicy sharding;
   MixedPrecisionPolicy precision;  // of activations, and of groups whose parameters do not stay fp32
-  int num_slots = 2;               // optimizer states per element besides the master: up to kMaxSlots
-  float slot_initial_value = 0;    // of those states
+  float slot_initial_value = 0;    // of optimizer states
   std::int64_t accumulation = 1;
   bool boundary_by_count = true;           // a step every `accumulation` micro-batches; false: when step() is called
   float predivide = 1, postmultiply = 1;   // gradients are multiplied before the reduction; in the update
@@ -135,15 +162,6 @@ struct RunFacts {
   bool updates_together = false;     // of all groups before the first all-gather: a GPU
   bool whole_segments = false;       // a dry run that only counts bytes need not split segments into tiles
 
-  // Bytes of the masters and optimizer states of `numel` elements, which are whole blocks of 8-bit states or end a
-  // range.
-  std::int64_t state_bytes(const MixedPrecisionPolicy& of, std::int64_t numel) const {
-    return numel * width(of.master) + num_slots * slot_numel(of.slots, numel) * width(of.slots);
-  }
-  // The same in a snapshot or a checkpoint, where states in blocks are fp32.
-  std::int64_t saved_bytes(const MixedPrecisionPolicy& of, std::int64_t numel) const {
-    return numel * (width(of.master) + num_slots * width(of.slots == Dtype::U8 ? Dtype::F32 : of.slots));
-  }
   MixedPrecisionPolicy precision_of(bool fp32) const { return fp32 ? MixedPrecisionPolicy{} : precision; }
   const Axis& axis_of(const GroupFacts& group) const { return topology.axes[static_cast<std::size_t>(group.axis)]; }
   // Elements of a group's flat vector before this rank's shard; before the range whose optimizer states it owns.
@@ -156,13 +174,38 @@ struct RunFacts {
   }
 };
 
-// `accumulation`: micro-batches per step. `topology` needs no secondary_ranks. num_slots: of the program's update rule;
-// unset: of the configuration's optimizer.
+// `accumulation`: micro-batches per step. `topology` needs no secondary_ranks. most_states: of a parameter, by the
+// program's update rule; unset: of the configuration's optimizer.
 RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation,
-                   std::optional<int> num_slots = std::nullopt);
+                   std::optional<int> most_states = std::nullopt);
+
+// What an update of whole parameters needs of this rank, in fp32 elements. Where states are sharded, gradients, masters
+// and states go to owners, masters and states come back; otherwise owners send them to everyone.
+struct WholeUpdate {
+  std::int64_t owned = 0;  // of the parameters that this rank owns
+  std::int64_t sent_to_owners = 0, received_from_holders = 0;
+  std::int64_t sent_by_owner = 0, received_from_owners = 0;
+  std::int64_t vectors = 0;  // of `owned` elements that are gathered: gradients, and with shards masters, states
+  // A buffer for the vectors, for what is sent and for what is received.
+  std::int64_t buffer() const {
+    return vectors * owned + std::max(sent_to_owners, sent_by_owner) +
+           std::max(received_from_holders, received_from_owners);
+  }
+};
+WholeUpdate whole_update(const RunFacts& run, const GroupFacts& group);
+// Why parameters with owners cannot be updated where they rest, and what can be done.
+struct WholeRefusal {
+  std::string why, hint;
+};
+std::optional<WholeRefusal> refuse_whole(const RunFacts& run, const GroupFacts& group);
 
 // Bytes of the snapshots that a rank keeps, without buffers and headers; 0 if it keeps none.
 std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& groups);
+
+// Deals the parameters of the axis's units that are by_rule to its ranks. cost(i): of the model's parameter i, if it is
+// updated whole; none: it is divided.
+void set_owners(std::vector<Unit>& units, int axis, int ranks,
+                const std::function<std::optional<double>(std::size_t)>& cost);
 
 // One result per unit. `placements`: one per unit, from step/placement.h.
 std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings& settings,

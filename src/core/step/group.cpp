@@ -28,7 +28,7 @@ void Group::make_states() {
     target.master = segment.aliases_master
                         ? params->resting_part(segment.begin, segment.numel)
                         : rest(Purpose::MasterParameters, Role::Master, facts.precision.master, segment.numel);
-    for (int k = 0; k < c.facts.num_slots; ++k)
+    for (int k = 0; k < facts.num_slots(); ++k)
       target.slots[k] = rest(Purpose::OptimizerStates, Role::OptimizerState, facts.precision.slots,
                              slot_numel(facts.precision.slots, segment.numel));
   }
@@ -119,7 +119,7 @@ void Group::fill_slots() {
   const auto first = context.facts.slot_initial_value;
   for (std::size_t s = 0; s < states.size(); ++s) {
     if (facts.segments[s].tier == Tier::File && first == 0) continue;  // files are zero-initialized
-    for (int k = 0; k < context.facts.num_slots; ++k) context.backend.tensors.fill(states[s].slots[k], first);
+    for (int k = 0; k < facts.num_slots(); ++k) context.backend.tensors.fill(states[s].slots[k], first);
   }
 }
 

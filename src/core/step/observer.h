@@ -18,7 +18,9 @@ enum class OpKind {
   FetchStates,
   Store,
   StoreStates,
-  Copy,  // between tiers
+  SendToOwners,    // what updates of whole parameters need
+  SendFromOwners,  // their results
+  Copy,            // between tiers
   Update,
 };
 

@@ -47,6 +47,7 @@ void OptimizerStep::give_slots() {
 
 void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
   bool params_in_file = false;
+  int num_slots = 0;                           // the most
   std::optional<Dtype> param, master, states;  // the widest of the parameters that travel; of the states in files
   const auto widen = [](std::optional<Dtype>& widest, Dtype dtype) {
     if (!widest || width(dtype) > width(*widest)) widest = dtype;
@@ -54,7 +55,8 @@ void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
   for (const auto& tile : tiles_) {
     const auto& facts = tile.group->facts;
     if (segment_of(tile).tier == Tier::File)
-      widen(master, facts.precision.master), widen(states, facts.precision.slots);
+      widen(master, facts.precision.master), widen(states, facts.precision.slots),
+          num_slots = std::max(num_slots, facts.num_slots());
     if (!segment_of(tile).param_travels) continue;
     params_in_file |= facts.in_file();
     widen(param, facts.precision.param);
@@ -65,7 +67,7 @@ void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
   };
   slots_.resize(static_cast<std::size_t>(count));
   for (auto& slot : slots_) {
-    for (int state = 0; master && state <= c_.facts.num_slots; ++state)
+    for (int state = 0; master && state <= num_slots; ++state)
       slot.states[state] = rest(Place::IoBuffer, Role::StatesTile, state == 0 ? *master : *states);
     if (param) slot.param = rest(params_in_file ? Place::IoBuffer : Place::PinnedHost, Role::ParamsTile, *param);
   }
@@ -91,7 +93,7 @@ void OptimizerStep::read_until(std::size_t end) {
     if (segment_of(tile).tier != Tier::File) continue;
     slot.reads.begin(observe(tile, OpKind::FetchStates, OpReason::Arrives, Tier::File, Tier::Host, state_bytes(tile)));
     const auto& rests = tile.group->states[tile.segment];
-    for (int k = 0; k <= c_.facts.num_slots; ++k) {
+    for (int k = 0; k <= tile.group->facts.num_slots(); ++k) {
       const auto& from = k == 0 ? rests.master : rests.slots[k - 1];
       slot.reads.add(
           c_.backend.tensors.read(part_of(slot, k, tile, from.dtype), part_of(k, from, tile.begin, tile.numel)));
@@ -101,6 +103,33 @@ void OptimizerStep::read_until(std::size_t end) {
 
 void OptimizerStep::read_ahead(std::size_t done, std::size_t all) {
   if (c_.facts.pipeline_read) read_until(slots_.size() * done / all);
+}
+
+View OptimizerStep::scratch_of(const Tile& tile, Tier tier) {
+  const auto& facts = tile.group->facts;
+  const bool divided =
+      std::any_of(facts.owners.begin(), facts.owners.end(), [](int owner) { return owner == kDivided; });
+  const auto numel = whole_update(c_.facts, facts).buffer() + (divided ? tile.numel : 0);
+  const auto place = tier == Tier::Host ? c_.host() : Place::Device;
+  return c_.memory.rest({.place = place, .tier = tier}, numel, Dtype::F32);
+}
+
+// What the update sends, until it ends.
+std::vector<std::unique_ptr<Observed>> OptimizerStep::observe_owners(const Tile& tile) {
+  std::vector<std::unique_ptr<Observed>> seen;
+  const auto& facts = tile.group->facts;
+  if (!facts.has_owners() || c_.facts.axis_of(facts).size == 1) return seen;
+  const auto whole = whole_update(c_.facts, facts);
+  const auto add = [&](OpKind kind, OpReason reason, std::int64_t vectors, std::int64_t sent) {
+    seen.push_back(c_.observer.issued({.kind = kind,
+                                       .reason = reason,
+                                       .group = tile.group->index,
+                                       .bytes = vectors * facts.layout.numel() * width(Dtype::F32),
+                                       .sent = sent * width(Dtype::F32)}));
+  };
+  if (whole.vectors > 1) add(OpKind::SendToOwners, OpReason::Update, whole.vectors, whole.sent_to_owners);
+  add(OpKind::SendFromOwners, OpReason::NewValues, 1 + facts.num_slots(), whole.sent_by_owner);
+  return seen;
 }
 
 void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
@@ -116,7 +145,7 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
     return in_file ? part_of(*slot, k, tile, rest.dtype) : part_of(k, rest, tile.begin, tile.numel);
   };
   target.master = state(0, rests.master);
-  for (int k = 0; k < c_.facts.num_slots; ++k) target.slots[k] = state(1 + k, rests.slots[k]);
+  for (int k = 0; k < group.facts.num_slots(); ++k) target.slots[k] = state(1 + k, rests.slots[k]);
   target.param_elsewhere = travels || to == To::PendingParams;
   if (to == To::PendingParams) {
     target.param = group.pending_params.part(owned, tile.numel);
@@ -129,13 +158,16 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
   for (const auto& [save, call] : before_change) call(group.index, owned, tile.numel, target);
   const auto at = in_file ? Tier::Host : segment.tier;
   const auto bytes = state_bytes(tile);
+  if (group.facts.by_rule) target.scratch = scratch_of(tile, at);
   {
     const auto seen = observe(tile, OpKind::Update, OpReason::Update, at, at, bytes);
+    const auto exchanges = observe_owners(tile);
     c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source());
   }
+  c_.memory.give(target.scratch);
   if (in_file) {
     slot->writes.begin(observe(tile, OpKind::StoreStates, OpReason::Leaves, Tier::Host, Tier::File, bytes));
-    for (int k = 0; k <= c_.facts.num_slots; ++k)
+    for (int k = 0; k <= group.facts.num_slots(); ++k)
       slot->writes.add(
           c_.backend.tensors.write(part_of(k, k == 0 ? rests.master : rests.slots[k - 1], tile.begin, tile.numel),
                                    k == 0 ? target.master : target.slots[k - 1]));

@@ -49,13 +49,14 @@ class OptimizerStep {
   void make_slots(std::int64_t numel, std::int64_t count);
   void give_slots();
   void read_until(std::size_t end);
+  // Of an UpdateRule: the buffer of fp32 gradients and of what ranks exchange, until give().
+  View scratch_of(const Tile& tile, Tier tier);
+  std::vector<std::unique_ptr<Observed>> observe_owners(const Tile& tile);
   void update(const Tile& tile, To to, Slot* slot);
   std::unique_ptr<Observed> observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to,
                                     std::int64_t bytes);
   const Segment& segment_of(const Tile& tile) const { return tile.group->facts.segments[tile.segment]; }
-  std::int64_t state_bytes(const Tile& tile) const {
-    return c_.facts.state_bytes(tile.group->facts.precision, tile.numel);
-  }
+  std::int64_t state_bytes(const Tile& tile) const { return tile.group->facts.state_bytes(tile.numel); }
   // Of the master (0) and the optimizer states. Buffers have room for the widest dtype of all groups.
   static View part_of(int state, const View& stored, std::int64_t begin, std::int64_t numel) {
     return state == 0 ? stored.part(begin, numel) : slot_part(stored, begin, numel);

@@ -41,6 +41,7 @@ class ParamStorage : public Unshardable {
   // For the prefetcher.
   const std::string& name() const final { return facts_.name; }
   bool root() const final { return facts_.root; }
+  int module() const final { return facts_.module; }
   std::int64_t padded_numel() const final { return facts_.padded(); }
   std::int64_t whole_bytes() const final { return facts_.padded() * width(facts_.precision.param); }
   bool rests_sharded() const final { return facts_.sharding.params; }

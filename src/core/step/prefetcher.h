@@ -1,13 +1,15 @@
 // Decides when sharded groups are unsharded and resharded. A group is unsharded when an operator first reads it; groups
 // that are not needed soon are resharded to free their memory. The order of the last training pass predicts the next
 // group, whose all-gather starts early. A pass in another order costs a wait, and its order is learned. Decisions
-// depend only on the order of uses, so they are the same on all ranks.
+// depend only on the order of uses, so they are the same on all ranks. Groups of one module, whose parameters differ in
+// kind, are used together: operators read them in turn.
 //
 // Symmetric groups (peers read the stored shards in place) cost no memory and stay until the end of the phase. Of the
-// others, at most two are unsharded at once, the one in use and the next, plus the root, which stays from its first use
-// to the end of the phase. Forward and backward are two phases, each with its own order; everything is resharded
-// between them (ZeRO's volume: two all-gathers and a reduction). A reuse distance keeps more: groups that the expected
-// order soon uses again, up to a limit of elements. Independent of tensors; the planner uses it as the engine does.
+// others, those of at most two modules are unsharded at once, the one in use and the next, plus the root, which stays
+// from its first use to the end of the phase. Forward and backward are two phases, each with its own order; everything
+// is resharded between them (ZeRO's volume: two all-gathers and a reduction). A reuse distance keeps more: groups that
+// the expected order soon uses again, up to a limit of elements. Independent of tensors; the planner uses it as the
+// engine does.
 //
 // [Note: several threads] Uses may come from several threads. One lock protects each decision. It is not held while an
 // operator runs, so it cannot deadlock autograd's threads. A group that an operator reads, from begin_use() to
@@ -31,6 +33,8 @@ class Unshardable {
   virtual ~Unshardable() = default;
   virtual const std::string& name() const = 0;
   virtual bool root() const = 0;
+  // The same number for groups of one module; negative: it is the only one.
+  virtual int module() const { return -1; }
   virtual std::int64_t padded_numel() const = 0;
   virtual std::int64_t whole_bytes() const = 0;  // of the unsharded vector
   virtual bool rests_sharded() const = 0;
@@ -53,10 +57,10 @@ class Prefetcher {
  public:
   // In elements.
   struct Policy {
-    std::int64_t ahead;      // size limit of a group unsharded ahead; 0: none is
+    std::int64_t ahead;      // size limit of a module unsharded ahead; 0: none is
     std::int64_t max_live;   // limit of elements unsharded at once, for unsharding ahead and reuse
-    std::int64_t max_reuse;  // a group is kept if at most this many elements are used in between; 0: never
-    int fetch_ahead = 0;     // number of groups, beyond the one unsharded ahead, whose shards are fetched from files
+    std::int64_t max_reuse;  // a module is kept if at most this many elements are used in between; 0: never
+    int fetch_ahead = 0;     // number of groups, beyond the module unsharded ahead, whose shards are fetched from files
   };
   Prefetcher(std::vector<Unshardable*> groups, const Policy& policy, std::function<void(const std::string&)> diverged);
 
@@ -104,18 +108,27 @@ class Prefetcher {
   bool pinned(int group) const { return pins_[static_cast<std::size_t>(group)] != 0; }
   bool all_pinned() const { return pinned_groups_ == groups_.size(); }
   bool reshard(int group);
-  void note_use(int group, bool training);
+  // Modules are numbers of module_of_.
+  int module_of(int group) const { return module_of_[static_cast<std::size_t>(group)]; }
+  const std::vector<int>& members(int module) const { return members_[static_cast<std::size_t>(module)]; }
+  bool is_root(int module) const;
+  bool needs_memory(int group) const;
+  void note_use(int module, bool training);
   int expected_next() const;
   void reshard_all(), forget_resharded();
   void hold(int group);
   void fetch_from(std::size_t position);
-  void reshard_others(const int* groups, int count, int next);
+  void reshard_others(const std::vector<int>& modules, int next);
   bool may_be_resharded(int group) const;
   std::int64_t numel_of(int group) const;
+  std::int64_t numel_of_module(int module) const;
+  std::int64_t sharded_numel(int module) const;
   std::int64_t live_numel() const;
-  bool used_soon(int group) const;
+  bool used_soon(int module) const;
 
   std::vector<Unshardable*> groups_;
+  std::vector<int> module_of_;             // by group
+  std::vector<std::vector<int>> members_;  // by module
   const Policy policy_;
   mutable std::recursive_mutex mutex_;     // guards the members below except readers_, and the groups' residency
   std::vector<std::atomic<int>> readers_;  // by group: operators that read it now; incremented under the lock
@@ -123,13 +136,14 @@ class Prefetcher {
   std::function<void(const std::string&)> on_divergence_;
   enum Phase { kForward, kBackward };
   Phase phase_ = kForward;
-  std::vector<int> order_[2], seen_[2];
-  std::vector<int> held_;     // unsharded copies, complete or pending, in order; few of many
-  std::size_t position_ = 0;  // of the group used last, in the phase's order
+  std::vector<int> order_[2], seen_[2];  // modules
+  std::vector<int> in_use_;              // modules of the use that is handled
+  std::vector<int> held_;                // unsharded copies, complete or pending, in order; few of many
+  std::size_t position_ = 0;             // of the module used last, in the phase's order
   bool at_start_ = true, diverged_ = false;
   std::vector<int> pins_;  // by group: pins that keep it
   std::size_t pinned_groups_ = 0;
-  int last_ = -1;
+  int last_ = -1;  // module
   std::int64_t divergences_ = 0;
 };
 

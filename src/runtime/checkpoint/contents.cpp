@@ -90,8 +90,8 @@ std::vector<formats::Tensor> tensors_of(engine::State& state) {
         continue;
       }
       add("master", engine::dtype_of_state(group->facts, engine::kMaster));
-      for (int k = 0; k < state.parts.optimizer->num_slots(); ++k)
-        add(std::string("opt.") + state.parts.optimizer->slot_name(k), engine::dtype_of_state(group->facts, 1 + k));
+      for (int k = 0; k < group->facts.num_slots(); ++k)
+        add("opt." + group->facts.states[static_cast<std::size_t>(k)], engine::dtype_of_state(group->facts, 1 + k));
     }
   }
   const auto unsaved = engine::unsaved_buffers(*state.job.model);
@@ -179,7 +179,7 @@ formats::Manifest manifest_of(engine::State& state) {
   m.accumulation = plan.batch.accumulation;
   m.global_batch = plan.batch.train;
   m.optimizer = state.parts.optimizer->name();
-  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) m.slots.push_back(state.parts.optimizer->slot_name(k));
+  m.slots = state.parts.optimizer->states();
   m.loss_scale = counters.scaler.scale;
   m.hysteresis = counters.scaler.hysteresis;
   m.good = counters.scaler.good;

@@ -131,8 +131,7 @@ void require_resumable(const formats::Manifest& manifest, const std::string& lab
 
 void require_same_slots(engine::State& state, const formats::Manifest& manifest, const std::string& label) {
   const auto optimizer = state.parts.optimizer->name();
-  std::vector<std::string> slots;
-  for (int k = 0; k < state.parts.optimizer->num_slots(); ++k) slots.emplace_back(state.parts.optimizer->slot_name(k));
+  const auto& slots = state.parts.optimizer->states();
   if (manifest.optimizer != optimizer && manifest.slots != slots)
     throw ConfigError("[load_checkpoint] " + label + " has the states of the optimizer " + manifest.optimizer + " (" +
                       slots_text(manifest.slots) + "), this run has " + optimizer + " (" + slots_text(slots) +

@@ -10,15 +10,18 @@
 #include <chrono>
 #include <cstdlib>
 #include <iterator>
+#include <set>
 
 #include "base/check.h"
 #include "base/kept_memory.h"
 #include "base/log.h"
 #include "config/batch.h"
 #include "config/document.h"
+#include "config/optimizers.h"
 #include "engine/checks.h"
 #include "engine/dtypes.h"
 #include "engine/model_buffers.h"
+#include "engine/muon_rule.h"
 #include "engine/rank_agreement.h"
 #include "engine/rule_update.h"
 #include "gpu/plugin.h"
@@ -69,16 +72,16 @@ void check_secondary_shards(const Job& job) {
                                  "by host. Hint: 1 turns it off."));
 }
 
-// Rules of the program work on fp32.
+// Rules of the program, and of whole parameters, work on fp32.
 void set_up_narrow_states(const Job& job, optim::ShardedOptimizer& optimizer) {
   const auto& settings = job.settings;
   if (!settings.low_precision_masters() && settings.state_bits() == 32) return;
-  if (job.rule)
+  if (job.rule || settings.optimizer.type == config::OptimizerType::Muon)
     throw ConfigError(job.where("Engine") +
-                      base::join("got ", optimizer.name(),
-                                 ", an optimizer of the program, with masters or optimizer "
-                                 "states in 16 bits, expected fp32. Hint: leave bf16_master_weights_and_grads, "
-                                 "fp16_master_weights_and_grads and state_bits out, or use an optimizer.type"));
+                      base::join("got ", optimizer.name(), job.rule ? ", an optimizer of the program," : "",
+                                 " with masters or optimizer states in 16 bits, expected fp32. Hint: leave "
+                                 "bf16_master_weights_and_grads, fp16_master_weights_and_grads and state_bits out, or "
+                                 "use another optimizer.type"));
   if (settings.stochastic_rounding) optimizer.round_stochastically(settings.seed);
 }
 
@@ -128,6 +131,34 @@ void place_experts(const Job& job, Found& found) {
   }
 }
 
+// The optimizer, and each parameter's states.
+void set_up_optimizer(const Job& job, Found& found) {
+  const auto& settings = job.settings;
+  std::optional<optim::ProgramRule> rule;
+  if (job.rule) rule = describe(*job.rule, found.parameters);
+  std::set<std::string> matrices;
+  for (auto& parameter : found.parameters) {
+    const auto& most = found.parameters.front().states;
+    if (job.rule) {
+      if (parameter.states == most) continue;
+      for (const auto& state : parameter.states) parameter.kind += (parameter.kind.empty() ? "" : "+") + state;
+      if (parameter.kind.empty()) parameter.kind = "no states";
+      continue;
+    }
+    parameter.is_matrix =
+        config::is_muon_matrix(settings.optimizer, parameter.name, parameter.sizes.size(), parameter.table);
+    parameter.states = config::states_of(settings.optimizer, parameter.is_matrix);
+    if (!parameter.is_matrix) continue;
+    parameter.kind = config::name_of(settings.optimizer.type);
+    matrices.insert(parameter.name);
+  }
+  found.optimizer = std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule,
+                                                              settings.parameter_groups, std::move(rule));
+  found.rule = job.rule;
+  if (!matrices.empty()) found.rule = std::make_shared<MuonRule>(std::move(matrices), *found.optimizer);
+  set_up_narrow_states(job, *found.optimizer);
+}
+
 // Reports faults of the model or the configuration before any tensor is sent.
 Found look_at(const Job& job) {
   const auto& settings = job.settings;
@@ -145,11 +176,6 @@ Found look_at(const Job& job) {
   check_mesh(job);
   Found found;
   found.batch = config::resolve_batch(job.options, comm.size());
-  std::optional<optim::ProgramRule> rule;
-  if (job.rule) rule = describe(*job.rule);
-  found.optimizer = std::make_unique<optim::ShardedOptimizer>(settings.optimizer, settings.schedule,
-                                                              settings.parameter_groups, std::move(rule));
-  set_up_narrow_states(job, *found.optimizer);
   found.scaler = std::make_unique<optim::LossScaler>(settings);
   check_secondary_shards(job);
   check_quantization(job);
@@ -157,6 +183,7 @@ Found look_at(const Job& job) {
   check_buffers(*job.model, comm.size());
   cut_parameters(found.parameters, settings, comm.rank() % settings.mesh.tensor);
   place_experts(job, found);
+  set_up_optimizer(job, found);
   const bool persists = step::ShardingPolicy::of(settings).params;
   found.units = find_units(found.parameters, {.min_numel = settings.unit_min_numel,
                                               .max_numel = settings.zero.reduce_bucket_size,
@@ -191,7 +218,9 @@ step::RunFacts make_facts(const Job& job, const Found& found, const RankGroups& 
                              .rank = group->rank(),
                              .peer_reads = found.device.is_cpu() && group->reads_in_place(),
                              .quantizes = found.device.is_cpu() && group->quantizes()});
-  auto run = step::run_facts(job.settings, topology, found.batch.accumulation, found.optimizer->num_slots());
+  std::size_t most_states = 0;
+  for (const auto& parameter : found.parameters) most_states = std::max(most_states, parameter.states.size());
+  auto run = step::run_facts(job.settings, topology, found.batch.accumulation, static_cast<int>(most_states));
   run.keeps_snapshots &= base::kept_memory().fd >= 0;
   return run;
 }
@@ -211,8 +240,8 @@ std::string text_of(const sharding::ParameterCut& cut) {
 // "RMSprop, with the states square_avg"
 std::string states_text(const optim::ShardedOptimizer& optimizer) {
   auto text = optimizer.name();
-  for (int slot = 0; slot < optimizer.num_slots(); ++slot)
-    text += base::join(slot == 0 ? ", with the states " : ", ", optimizer.slot_name(slot));
+  for (std::size_t i = 0; i < optimizer.states().size(); ++i)
+    text += (i == 0 ? ", with the states " : ", ") + optimizer.states()[i];
   return text;
 }
 
@@ -291,7 +320,7 @@ std::vector<TorchComm::Ranks> with_nodes(const RankGroups& ranks, const step::Ru
   return axes;
 }
 
-std::vector<step::Unit> sized(const Found& found, const step::RunFacts& run) {
+std::vector<step::Unit> sized(const Job& job, const Found& found, const step::RunFacts& run) {
   std::vector<step::Unit> units;
   for (const auto& unit : found.units) {
     std::vector<std::int64_t> numels;
@@ -304,6 +333,7 @@ std::vector<step::Unit> sized(const Found& found, const step::RunFacts& run) {
         {.name = unit.name,
          .root = unit.root,
          .trainable = unit.trainable,
+         .module = unit.module,
          .persistent = unit.persistent,
          .fp32 = unit.fp32,
          .parameters = unit.parameters,
@@ -311,8 +341,17 @@ std::vector<step::Unit> sized(const Found& found, const step::RunFacts& run) {
              std::move(numels), run.topology.axes[static_cast<std::size_t>(unit.axis)].size,
              width(run.precision_of(unit.fp32).param), found.device.is_cpu(), step::slot_block(run.precision.slots)),
          .axis = unit.axis,
-         .replicated = replicated});
+         .replicated = replicated,
+         .states = found.parameters[unit.parameters.front()].states,
+         .by_rule = job.rule || found.parameters[unit.parameters.front()].is_matrix});
   }
+  if (!found.rule) return units;
+  for (std::size_t axis = 0; axis < run.topology.axes.size(); ++axis)
+    step::set_owners(units, static_cast<int>(axis), run.topology.axes[axis].size, [&](std::size_t i) {
+      const auto& parameter = found.parameters[i];
+      const bool whole = found.rule->scope(parameter.name, parameter.part_sizes) == UpdateRule::Scope::Whole;
+      return whole ? std::optional(found.rule->cost(parameter.name, parameter.part_sizes)) : std::nullopt;
+    });
   return units;
 }
 
@@ -346,10 +385,10 @@ Parts build(const Job& job, ErrorRelay& relay) {
   });
   std::unique_ptr<const TierPlan> tiers;
   agree(*job.comm, "Engine", [&]() -> std::string {
-    tiers = std::make_unique<const TierPlan>(job, run, sized(found, run));
+    tiers = std::make_unique<const TierPlan>(job, run, sized(job, found, run));
     return "";
   });
-  run.updates_together = !job.rule && !tiers->offloads() && kernels_for(found.device) != nullptr;
+  run.updates_together = !found.rule && !tiers->offloads() && kernels_for(found.device) != nullptr;
   RunPlan plan{found.batch, found.device, std::move(run), std::move(tiers), {}};
   std::copy_if(found.parameters.begin(), found.parameters.end(), std::back_inserter(plan.remote),
                [](const ModelParameter& parameter) { return !parameter.here; });

@@ -14,6 +14,8 @@ struct Found {
   std::vector<sharding::Unit> units;  // of the parameters that this rank has
   config::BatchSizes batch{};
   std::unique_ptr<optim::ShardedOptimizer> optimizer;
+  std::shared_ptr<UpdateRule>
+      rule;  // the program's, or Muon's of matrices; null: all rules are of elements and built in
   std::unique_ptr<optim::LossScaler> scaler;
   at::Device device = at::kCPU;
 };

@@ -46,7 +46,11 @@ struct FlatOptimizer::State {
 };
 
 FlatOptimizer::FlatOptimizer(const Options& options)
-    : state_(new State{{options.settings().optimizer, options.settings().schedule, {}}}) {}
+    : state_(new State{{options.settings().optimizer, options.settings().schedule, {}}}) {
+  if (options.settings().optimizer.type == config::OptimizerType::Muon)
+    throw ConfigError(
+        "[FlatOptimizer] got optimizer.type Muon, expected a rule of elements. Hint: an Engine has Muon.");
+}
 FlatOptimizer::~FlatOptimizer() = default;
 FlatOptimizer::FlatOptimizer(FlatOptimizer&&) noexcept = default;
 

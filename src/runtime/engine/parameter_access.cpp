@@ -92,9 +92,10 @@ ParameterStates::Place ParameterStates::find(const char* call, const std::string
                       "requires_grad_().");
   int index = state == "master" ? kMaster : -1;
   std::string names = "master";
-  for (int slot = 0; slot < p_.plan.run.num_slots; ++slot) {
-    names += std::string(", ") + p_.optimizer->slot_name(slot);
-    if (state == p_.optimizer->slot_name(slot)) index = slot + 1;
+  for (int slot = 0; slot < group.facts.num_slots(); ++slot) {
+    const auto& name = group.facts.states[static_cast<std::size_t>(slot)];
+    names += ", " + name;
+    if (state == name) index = slot + 1;
   }
   if (index < 0) throw ConfigError(p_.where(call) + "got the state " + state + ", expected one of " + names);
   const auto own = located.here ? shard_of(p_.plan.run, group.facts, member) : piece_of(group.facts, member, 0, 0);

@@ -45,8 +45,8 @@ std::unique_ptr<TorchBackend> make_backend(Parts& parts, const Found& found, std
     }
   }
   return std::make_unique<TorchBackend>(parts.memory, parts.plan.run, parts.groups, std::move(by_axis),
-                                        std::move(members), *parts.optimizer, parts.job.rule,
-                                        std::move(parameter_groups), parts.trace.trace());
+                                        std::move(members), *parts.optimizer, found.rule, std::move(parameter_groups),
+                                        parts.trace.trace());
 }
 
 std::unique_ptr<step::StepProgram> make_program(const Parts& parts) {

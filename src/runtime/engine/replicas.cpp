@@ -98,14 +98,14 @@ std::vector<Replica> common_states(const Parts& p) {
     const auto& group = *p.program->groups()[g];
     const auto& members = p.binding().group(static_cast<int>(g)).members;
     const auto begin = p.plan.run.shard_begin(facts), end = begin + facts.shard();
-    for (int state = kMaster; state <= (facts.trainable ? p.plan.run.num_slots : kMaster); ++state)
+    for (int state = kMaster; state <= (facts.trainable ? facts.num_slots() : kMaster); ++state)
       for (std::size_t i = 0; i < members.size(); ++i) {
         if (members[i].is_cut()) continue;
         const auto offset = facts.layout.parameter_offset(i);
         const auto last = std::min(end, offset + facts.layout.parameter_numel(i));
-        const auto* const kind = !facts.trainable   ? "frozen"
-                                 : state == kMaster ? "master"
-                                                    : p.optimizer->slot_name(state - 1);
+        const auto kind = !facts.trainable   ? "frozen"
+                          : state == kMaster ? "master"
+                                             : facts.states[static_cast<std::size_t>(state - 1)];
         Replica sum{base::join(members[i].name, " (", kind, ")"), 0};
         for (auto at = std::max(begin, offset); at < last; at += std::min(kChunk, last - at)) {
           const auto numel = std::min(kChunk, last - at);

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "base/check.h"
 #include "engine/dtypes.h"
-#include "optim/owners.h"
 
 namespace zero {
 
@@ -43,19 +43,27 @@ bool is_name(const std::string& name) {
 
 }  // namespace
 
-optim::ProgramRule describe(const UpdateRule& rule) {
-  optim::ProgramRule result{rule.name(), rule.states(), rule.lr()};
+optim::ProgramRule describe(const UpdateRule& rule, std::vector<ModelParameter>& parameters) {
+  optim::ProgramRule result{rule.name(), {}, rule.lr()};
   std::string faults;
   const auto add = [&](const auto&... words) { faults += (faults.empty() ? "" : "; ") + base::join(words...); };
   if (result.name.empty()) add("name: got none");
   if (!std::isfinite(result.lr) || result.lr < 0)
     add("lr: got ", result.lr, ", expected a finite number of at least 0");
-  if (result.slots.size() > step::kMaxSlots)
-    add("states: got ", result.slots.size(), " names, expected up to ", step::kMaxSlots);
-  std::set<std::string> seen;
-  for (const auto& slot : result.slots)
-    if (!is_name(slot) || !seen.insert(slot).second)
-      add("states: got \"", slot, "\", expected names that differ, without blanks, not \"master\"");
+  std::set<std::vector<std::string>> checked;
+  for (auto& parameter : parameters) {
+    parameter.states = rule.states(parameter.name, parameter.sizes);
+    if (!checked.insert(parameter.states).second) continue;
+    if (parameter.states.size() > step::kMaxSlots)
+      add("states: got ", parameter.states.size(), " names, expected up to ", step::kMaxSlots);
+    std::set<std::string> seen;
+    for (const auto& state : parameter.states) {
+      if (!is_name(state) || !seen.insert(state).second)
+        add("states: got \"", state, "\", expected names that differ, without blanks, not \"master\"");
+      if (std::find(result.states.begin(), result.states.end(), state) == result.states.end())
+        result.states.push_back(state);
+    }
+  }
   if (!faults.empty()) throw ConfigError("[UpdateRule] " + faults);
   return result;
 }
@@ -63,26 +71,9 @@ optim::ProgramRule describe(const UpdateRule& rule) {
 RuleUpdate::RuleUpdate(std::shared_ptr<UpdateRule> rule, const optim::ShardedOptimizer& optimizer,
                        const ModelBinding& binding, TorchBuffers& buffers, const step::RunFacts& run)
     : rule_(std::move(rule)), optimizer_(optimizer), buffers_(buffers), run_(run) {
-  struct Place {
-    std::size_t group, member;
-  };
-  std::vector<std::vector<Place>> places(run.topology.axes.size());
-  std::vector<std::vector<double>> costs(places.size());
-  for (std::size_t g = 0; g < binding.groups().size(); ++g) {
-    const auto& group = *binding.groups()[g];
-    owners_.emplace_back(group.members.size(), kElements);
-    for (std::size_t i = 0; i < group.members.size(); ++i) {
-      const auto& member = group.members[i];
-      if (rule_->scope(member.name, member.part_sizes) == UpdateRule::Scope::Elements) continue;
-      check(group.facts, member);
-      places[static_cast<std::size_t>(group.facts.axis)].push_back({g, i});
-      costs[static_cast<std::size_t>(group.facts.axis)].push_back(rule_->cost(member.name, member.part_sizes));
-    }
-  }
-  for (std::size_t axis = 0; axis < places.size(); ++axis) {
-    const auto owners = optim::deal_owners(costs[axis], run.topology.axes[axis].size);
-    for (std::size_t i = 0; i < owners.size(); ++i) owners_[places[axis][i].group][places[axis][i].member] = owners[i];
-  }
+  for (const auto& group : binding.groups())
+    for (std::size_t i = 0; i < group->facts.owners.size(); ++i)
+      if (group->facts.owners[i] != step::kDivided) check(group->facts, group->members[i]);
 }
 
 void RuleUpdate::check(const step::GroupFacts& facts, const ModelParameter& member) const {
@@ -91,10 +82,7 @@ void RuleUpdate::check(const step::GroupFacts& facts, const ModelParameter& memb
                                  ", which needs whole parameters: ", why, ". Hint: ", hint, "."));
   };
   if (member.is_cut()) refuse("tensor parallelism cuts it", "tensor_parallel.autotp_size 1");
-  if (run_.delayed) refuse("zero_optimization.delayed_update is on", "leave it out");
-  for (const auto& segment : facts.segments)
-    if (facts.segments.size() > 1 || segment.tier == step::Tier::File || segment.param_travels)
-      refuse("its states are offloaded in parts", "offload_optimizer.device \"cpu\" with ratio 1, or none");
+  if (const auto refusal = step::refuse_whole(run_, facts)) refuse(refusal->why, refusal->hint);
 }
 
 void RuleUpdate::begin(float factor) {
@@ -104,11 +92,25 @@ void RuleUpdate::begin(float factor) {
 
 void RuleUpdate::end() { rule_->end_step(); }
 
+// Parts of the buffer of fp32 elements that a call has, one after another.
+class RuleUpdate::Scratch {
+ public:
+  explicit Scratch(at::Tensor whole) : whole_(std::move(whole)) {}
+  at::Tensor take(std::int64_t numel) {
+    const auto part = whole_.narrow(0, taken_, numel);
+    taken_ += numel;
+    return part;
+  }
+
+ private:
+  at::Tensor whole_;
+  std::int64_t taken_ = 0;
+};
+
 // The range of one call, as tensors.
 struct RuleUpdate::Range {
   const ModelBinding::Group& group;
   const UpdateRuns& runs;
-  const std::vector<int>& owners;
   std::int64_t owned_begin, begin;  // of the owned range in the flat vector; of this range in the owned one
   at::Tensor master, gradients;     // gradients: undefined: those of the members
   std::vector<at::Tensor> states;
@@ -117,19 +119,20 @@ struct RuleUpdate::Range {
 
   using Piece = sharding::ShardLayout::Piece;
 
+  int owner(const Piece& piece) const { return group.facts.owners[piece.parameter]; }
   bool updates(std::size_t member) const { return runs.group_of(member, group.gradients) != UpdateRuns::kFrozen; }
   // Pieces have positions within [begin, ..).
   at::Tensor of(const at::Tensor& flat, const Piece& piece) const {
     return flat.narrow(0, piece.range_begin, piece.numel);
   }
-  // fp32, new. A missing gradient counts as zero, as for the built-in rules.
-  at::Tensor gradient(const Piece& piece) const {
+  // A missing gradient counts as zero, as for the built-in rules.
+  const at::Tensor& read_gradient(const Piece& piece, const at::Tensor& into) const {
     const auto& kept = group.gradients.kept(piece.parameter);
-    if (!gradients.defined() && !kept.defined()) return at::zeros_like(of(master, piece));
-    const auto own = gradients.defined()
-                         ? gradients.narrow(0, owned_begin + begin + piece.range_begin - gradients_begin, piece.numel)
-                         : kept.view({-1}).narrow(0, piece.parameter_begin, piece.numel);
-    return own.to(master.device(), at::kFloat, /*non_blocking=*/false, /*copy=*/true).mul_(factor);
+    if (!gradients.defined() && !kept.defined()) return into.zero_();
+    into.copy_(gradients.defined()
+                   ? gradients.narrow(0, owned_begin + begin + piece.range_begin - gradients_begin, piece.numel)
+                   : kept.view({-1}).narrow(0, piece.parameter_begin, piece.numel));
+    return into.mul_(factor);
   }
 };
 
@@ -143,13 +146,12 @@ UpdatePiece RuleUpdate::piece_of(const Range& range, std::size_t member) const {
   return made;
 }
 
-void RuleUpdate::update(const ModelBinding::Group& group, int index, const UpdateRuns& runs, std::int64_t begin,
+void RuleUpdate::update(const ModelBinding::Group& group, const UpdateRuns& runs, std::int64_t begin,
                         std::int64_t numel, const step::UpdateTarget& target, step::View grads) {
   const at::NoGradGuard no_grad;
   const auto& facts = group.facts;
   Range range{group,
               runs,
-              owners_[static_cast<std::size_t>(index)],
               run_.owned_begin(facts),
               begin,
               buffers_.tensor(target.master),
@@ -157,22 +159,23 @@ void RuleUpdate::update(const ModelBinding::Group& group, int index, const Updat
               {},
               grads.numel == facts.owned() ? run_.owned_begin(facts) : 0,
               factor_};
-  for (int k = 0; k < run_.num_slots; ++k) range.states.push_back(buffers_.tensor(target.slots[k]));
+  for (int k = 0; k < facts.num_slots(); ++k) range.states.push_back(buffers_.tensor(target.slots[k]));
+  Scratch scratch(target.scratch ? buffers_.tensor(target.scratch) : at::empty({0}, range.master.options()));
   const auto all = facts.layout.pieces(range.owned_begin + begin, numel);
   std::vector<UpdatePiece> pieces;
   for (const auto& piece : all) {
-    if (range.owners[piece.parameter] != kElements || !range.updates(piece.parameter)) continue;
+    if (range.owner(piece) != step::kDivided || !range.updates(piece.parameter)) continue;
     auto& made = pieces.emplace_back(piece_of(range, piece.parameter));
     made.begin = piece.parameter_begin;
     made.master = range.of(range.master, piece);
-    made.gradient = range.gradient(piece);
+    made.gradient = range.read_gradient(piece, scratch.take(piece.numel));
     for (const auto& state : range.states) made.states.push_back(range.of(state, piece));
   }
   if (!pieces.empty()) rule_->update(pieces);
-  if (std::any_of(range.owners.begin(), range.owners.end(), [](int owner) { return owner != kElements; })) {
+  if (facts.has_owners()) {
     ZERO_CHECK(begin == 0 && numel == facts.owned(), "[RuleUpdate::update] got ", numel, " elements at ", begin,
                " of group ", facts.name, ", expected all ", facts.owned());
-    update_whole(range);
+    update_whole(range, scratch);
   }
   if (!target.param) return;
   buffers_.wait_read(target.param.buffer);
@@ -183,118 +186,115 @@ void RuleUpdate::update(const ModelBinding::Group& group, int index, const Updat
     if (range.updates(piece.parameter)) cast_master(range.of(parameter, piece), range.of(range.master, piece));
 }
 
-namespace {
-
-// Flat pieces of several tensors one after another, to be sent to one rank after another.
-class Message {
+// Vectors for each other rank, one rank after another, and what they have for this one.
+class RuleUpdate::Exchange {
  public:
-  explicit Message(int ranks) : numels(static_cast<std::size_t>(ranks), 0) {}
-  void add(int rank, const at::Tensor& flat) {
-    parts_.push_back(flat);
-    numels[static_cast<std::size_t>(rank)] += flat.numel();
+  Exchange(comm::Group& comm, at::Tensor out, at::Tensor in)
+      : comm_(comm), out_(out), in_(in), to_send_(std::move(out)), received_(std::move(in)) {}
+  // In the order of ranks.
+  at::Tensor room_for(int rank, std::int64_t numel) {
+    sent_[static_cast<std::size_t>(rank)] += numel;
+    return to_send_.take(numel);
   }
-  at::Tensor flat(const at::Tensor& like) const { return parts_.empty() ? like.new_empty({0}) : at::cat(parts_); }
-  std::vector<std::int64_t> numels;  // by rank
+  void expect(int rank, std::int64_t numel) { expected_[static_cast<std::size_t>(rank)] += numel; }
+  // [collective]
+  void run() {
+    const auto sum = [](const std::vector<std::int64_t>& of) {
+      return std::accumulate(of.begin(), of.end(), std::int64_t{0});
+    };
+    auto in = in_.narrow(0, 0, sum(expected_));
+    comm_.all_to_all(in, out_.narrow(0, 0, sum(sent_)), expected_, sent_)->wait();
+  }
+  at::Tensor next(std::int64_t numel) { return received_.take(numel); }
 
  private:
-  std::vector<at::Tensor> parts_;
+  comm::Group& comm_;
+  at::Tensor out_, in_;
+  Scratch to_send_, received_;
+  std::vector<std::int64_t> sent_ = std::vector<std::int64_t>(static_cast<std::size_t>(comm_.size()), 0),
+                            expected_ = sent_;
 };
-
-// Reads a received message in the order in which it was written.
-class Reader {
- public:
-  explicit Reader(at::Tensor flat) : flat_(std::move(flat)) {}
-  at::Tensor next(std::int64_t numel) {
-    const auto part = flat_.narrow(0, at_, numel);
-    at_ += numel;
-    return part;
-  }
-
- private:
-  at::Tensor flat_;
-  std::int64_t at_ = 0;
-};
-
-}  // namespace
 
 // Owners get what other ranks hold of their parameters, update them, and send everyone's parts back. Where states are
-// not sharded, owners have all and send all. Messages are ordered by rank, then by parameter.
-void RuleUpdate::update_whole(const Range& range) {
+// not sharded, owners have all and send all. Vectors are ordered by rank, then by parameter.
+void RuleUpdate::update_whole(const Range& range, Scratch& scratch) {
   const auto& facts = range.group.facts;
   const auto& layout = facts.layout;
   auto& comm = *buffers_.setup().axes[static_cast<std::size_t>(facts.axis)];
   const int ranks = comm.size(), me = comm.rank();
   const bool sharded = facts.sharding.optimizer && ranks > 1;
-  const auto num_states = static_cast<std::int64_t>(range.states.size());
-  const auto parts_on = [&](int rank) {
-    auto parts = sharded ? layout.shard_pieces(rank) : layout.pieces(0, layout.padded_numel());
-    std::erase_if(parts, [&](const auto& part) {
-      return range.owners[part.parameter] == kElements || !range.updates(part.parameter);
+  const auto vectors = 1 + static_cast<std::int64_t>(range.states.size());  // besides the gradient
+  const auto held_by = [&](int rank) {
+    auto pieces = sharded ? layout.shard_pieces(rank) : layout.pieces(0, layout.padded_numel());
+    std::erase_if(pieces, [&](const auto& piece) {
+      return range.owner(piece) == step::kDivided || !range.updates(piece.parameter);
     });
+    return pieces;
+  };
+  const auto mine = held_by(me);
+
+  std::map<std::size_t, UpdatePiece> own;  // by member
+  for (std::size_t i = 0; i < facts.owners.size(); ++i) {
+    if (facts.owners[i] != me || !range.updates(i)) continue;
+    auto& made = own.emplace(i, piece_of(range, i)).first->second;
+    const auto numel = layout.parameter_numel(i);
+    made.gradient = scratch.take(numel);
+    if (!sharded) continue;
+    made.master = scratch.take(numel);
+    for (std::size_t k = 0; k < range.states.size(); ++k) made.states.push_back(scratch.take(numel));
+  }
+  const auto most = step::whole_update(run_, facts);
+  const auto out = scratch.take(std::max(most.sent_to_owners, most.sent_by_owner));
+  const auto in = scratch.take(std::max(most.received_from_holders, most.received_from_owners));
+
+  // Master and states of a piece.
+  const auto of_range = [&](const Range::Piece& piece) {
+    std::vector<at::Tensor> parts{range.of(range.master, piece)};
+    for (const auto& state : range.states) parts.push_back(range.of(state, piece));
     return parts;
   };
-  const auto mine = parts_on(me);
-  const auto owner = [&](const Range::Piece& part) { return range.owners[part.parameter]; };
-  const auto exchange = [&](const Message& message, const std::vector<std::int64_t>& numels) {
-    std::int64_t all = 0;
-    for (const auto numel : numels) all += numel;
-    const auto in = message.flat(range.master);
-    auto out = range.master.new_empty({all});
-    comm.all_to_all(out, in, numels, message.numels)->wait();
-    return out;
+  const auto of_own = [&](const Range::Piece& piece) {
+    const auto& whole = own.at(piece.parameter);
+    std::vector<at::Tensor> parts{whole.master.narrow(0, piece.parameter_begin, piece.numel)};
+    for (const auto& state : whole.states) parts.push_back(state.narrow(0, piece.parameter_begin, piece.numel));
+    return parts;
+  };
+  const auto copy = [](const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
+    for (std::size_t i = 0; i < to.size(); ++i) to[i].copy_(from[i]);
+  };
+  const auto gradient_of = [&](const Range::Piece& piece) {
+    return own.at(piece.parameter).gradient.narrow(0, piece.parameter_begin, piece.numel);
   };
 
-  // Whole tensors of this rank's own parameters, by member.
-  std::map<std::size_t, UpdatePiece> own;
-  for (std::size_t i = 0; i < range.owners.size(); ++i) {
-    if (range.owners[i] != me || !range.updates(i)) continue;
-    auto& made = own.emplace(i, piece_of(range, i)).first->second;
-    if (!sharded) continue;
-    for (auto* whole : {&made.gradient, &made.master}) *whole = range.master.new_empty({layout.parameter_numel(i)});
-    for (std::int64_t k = 0; k < num_states; ++k)
-      made.states.push_back(range.master.new_empty({layout.parameter_numel(i)}));
-  }
-  const auto place = [](const at::Tensor& whole, const Range::Piece& part) {
-    return whole.narrow(0, part.parameter_begin, part.numel);
-  };
-  if (sharded) {
-    Message message(ranks);
-    for (int rank = 0; rank < ranks; ++rank)
-      for (const auto& part : mine) {
-        if (owner(part) != rank) continue;
-        if (rank == me) {
-          auto& whole = own.at(part.parameter);
-          place(whole.gradient, part).copy_(range.gradient(part));
-          place(whole.master, part).copy_(range.of(range.master, part));
-          for (std::size_t k = 0; k < range.states.size(); ++k)
-            place(whole.states[k], part).copy_(range.of(range.states[k], part));
-          continue;
-        }
-        message.add(rank, range.gradient(part));
-        message.add(rank, range.of(range.master, part));
-        for (const auto& state : range.states) message.add(rank, range.of(state, part));
-      }
-    std::vector<std::int64_t> numels(static_cast<std::size_t>(ranks), 0);
-    for (int rank = 0; rank < ranks; ++rank)
-      for (const auto& part : parts_on(rank))
-        if (rank != me && owner(part) == me) numels[static_cast<std::size_t>(rank)] += part.numel * (2 + num_states);
-    Reader reader(exchange(message, numels));
-    for (int rank = 0; rank < ranks; ++rank)
-      for (const auto& part : parts_on(rank)) {
-        if (rank == me || owner(part) != me) continue;
-        auto& whole = own.at(part.parameter);
-        place(whole.gradient, part).copy_(reader.next(part.numel));
-        place(whole.master, part).copy_(reader.next(part.numel));
-        for (auto& state : whole.states) place(state, part).copy_(reader.next(part.numel));
-      }
-  } else {
-    for (const auto& part : mine) {
-      if (owner(part) != me) continue;
-      auto& whole = own.at(part.parameter);
-      whole.gradient = range.gradient(part);
-      whole.master = range.of(range.master, part);
-      for (const auto& state : range.states) whole.states.push_back(range.of(state, part));
+  for (const auto& piece : mine) {
+    if (range.owner(piece) != me) continue;
+    range.read_gradient(piece, gradient_of(piece));
+    auto& whole = own.at(piece.parameter);
+    if (sharded) {
+      copy(of_own(piece), of_range(piece));
+    } else {
+      whole.master = range.of(range.master, piece);
+      for (const auto& state : range.states) whole.states.push_back(range.of(state, piece));
     }
+  }
+  if (sharded) {
+    Exchange to_owners(comm, out, in);
+    for (int rank = 0; rank < ranks; ++rank)
+      for (const auto& piece : mine) {
+        if (rank == me || range.owner(piece) != rank) continue;
+        range.read_gradient(piece, to_owners.room_for(rank, piece.numel));
+        for (const auto& part : of_range(piece)) to_owners.room_for(rank, piece.numel).copy_(part);
+      }
+    for (int rank = 0; rank < ranks; ++rank)
+      for (const auto& piece : held_by(rank))
+        if (rank != me && range.owner(piece) == me) to_owners.expect(rank, (1 + vectors) * piece.numel);
+    to_owners.run();
+    for (int rank = 0; rank < ranks; ++rank)
+      for (const auto& piece : held_by(rank)) {
+        if (rank == me || range.owner(piece) != me) continue;
+        gradient_of(piece).copy_(to_owners.next(piece.numel));
+        for (auto& part : of_own(piece)) part.copy_(to_owners.next(piece.numel));
+      }
   }
 
   std::vector<UpdatePiece> pieces;
@@ -306,30 +306,22 @@ void RuleUpdate::update_whole(const Range& range) {
   if (!pieces.empty()) rule_->update(pieces);
   if (ranks == 1) return;
 
-  Message message(ranks);
-  std::vector<std::int64_t> numels(static_cast<std::size_t>(ranks), 0);
+  Exchange from_owners(comm, out, in);
   for (int rank = 0; rank < ranks; ++rank)
-    for (const auto& part : parts_on(rank)) {
-      if (owner(part) != me) continue;
-      const auto& whole = own.at(part.parameter);
-      if (rank == me) {
-        if (!sharded) continue;
-        range.of(range.master, part).copy_(place(whole.master, part));
-        for (std::size_t k = 0; k < range.states.size(); ++k)
-          range.of(range.states[k], part).copy_(place(whole.states[k], part));
-        continue;
-      }
-      message.add(rank, place(whole.master, part));
-      for (const auto& state : whole.states) message.add(rank, place(state, part));
+    for (const auto& piece : held_by(rank)) {
+      if (range.owner(piece) != me) continue;
+      if (rank != me)
+        for (const auto& part : of_own(piece)) from_owners.room_for(rank, piece.numel).copy_(part);
+      else if (sharded)
+        copy(of_range(piece), of_own(piece));
     }
-  for (const auto& part : mine)
-    if (owner(part) != me) numels[static_cast<std::size_t>(owner(part))] += part.numel * (1 + num_states);
-  Reader reader(exchange(message, numels));
+  for (const auto& piece : mine)
+    if (range.owner(piece) != me) from_owners.expect(range.owner(piece), vectors * piece.numel);
+  from_owners.run();
   for (int rank = 0; rank < ranks; ++rank)
-    for (const auto& part : mine) {
-      if (owner(part) != rank || rank == me) continue;
-      range.of(range.master, part).copy_(reader.next(part.numel));
-      for (const auto& state : range.states) range.of(state, part).copy_(reader.next(part.numel));
+    for (const auto& piece : mine) {
+      if (rank == me || range.owner(piece) != rank) continue;
+      for (auto& part : of_range(piece)) part.copy_(from_owners.next(piece.numel));
     }
 }
 

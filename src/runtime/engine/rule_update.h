@@ -1,6 +1,6 @@
-// Applies the program's UpdateRule to the ranges that the step program passes: makes a piece of each parameter in them,
-// with an fp32 gradient, and casts the new masters. A parameter that the rule needs whole is gathered on its owner and
-// sent back. The built-in rules are in torch_update.h.
+// Applies an UpdateRule to the ranges that the step program passes: makes a piece of each parameter in them, with an
+// fp32 gradient, and casts the new masters. A parameter that the rule needs whole is gathered on its owner and sent
+// back. The built-in rules of elements are in torch_update.h.
 #pragma once
 #include <memory>
 #include <vector>
@@ -21,26 +21,27 @@ class RuleUpdate {
 
   void begin(float factor);
   void end();
-  // As step::UpdateOps::update(). [collective] over the axis of a group with whole parameters.
-  void update(const ModelBinding::Group& group, int index, const UpdateRuns& runs, std::int64_t begin,
-              std::int64_t numel, const step::UpdateTarget& target, step::View grads);
+  // As step::UpdateOps::update(), of a group that is by_rule. [collective] over the axis of one with owners.
+  void update(const ModelBinding::Group& group, const UpdateRuns& runs, std::int64_t begin, std::int64_t numel,
+              const step::UpdateTarget& target, step::View grads);
 
  private:
-  static constexpr int kElements = -1;  // in place of an owner
   struct Range;
+  class Scratch;
+  class Exchange;
   void check(const step::GroupFacts& facts, const ModelParameter& member) const;
   UpdatePiece piece_of(const Range& range, std::size_t member) const;
-  void update_whole(const Range& range);
+  void update_whole(const Range& range, Scratch& scratch);
 
   const std::shared_ptr<UpdateRule> rule_;
   const optim::ShardedOptimizer& optimizer_;
   TorchBuffers& buffers_;
   const step::RunFacts& run_;
-  std::vector<std::vector<int>> owners_;  // by group and member: a rank of the group's axis, or kElements
   float factor_ = 1;
 };
 
-// What the program's rule says of itself. ConfigError for states that cannot be: too many, twice, or without a name.
-optim::ProgramRule describe(const UpdateRule& rule);
+// What the program's rule says of itself, and in ModelParameter::states of each parameter. ConfigError for states that
+// cannot be: too many, twice, or without a name.
+optim::ProgramRule describe(const UpdateRule& rule, std::vector<ModelParameter>& parameters);
 
 }  // namespace zero::engine

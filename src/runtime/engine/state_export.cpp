@@ -54,7 +54,7 @@ std::string StateExport::state_hash() {
     };
     for (std::size_t g = 0; g < p_.groups.size(); ++g) {
       if (!p_.groups[g].trainable) continue;
-      for (int state = 0; state <= p_.plan.run.num_slots; ++state) add(states_.shard(group(g), state));
+      for (int state = 0; state <= p_.groups[g].num_slots(); ++state) add(states_.shard(group(g), state));
     }
     const auto own = XXH3_128bits_digest(hash);
     XXH3_freeState(hash);
@@ -120,9 +120,9 @@ void StateExport::add_pieces(std::vector<StatePiece>& pieces, const step::Group&
         [this, &group](std::int64_t at, const at::Tensor& values) { states_.write_params(group, at, values); });
     return;
   }
-  for (int state = 0; state <= p_.plan.run.num_slots; ++state)
+  for (int state = 0; state <= facts.num_slots(); ++state)
     add(
-        state == kMaster ? "master" : std::string("opt.") + p_.optimizer->slot_name(state - 1),
+        state == kMaster ? "master" : "opt." + facts.states[static_cast<std::size_t>(state - 1)],
         dtype_of_state(facts, state), to_save ? shard_begin : owned_begin, to_save ? facts.shard() : facts.owned(),
         owned_begin, state,
         [this, &group, state](std::int64_t at, std::int64_t count) { return states_.read(group, state, at, count); },

@@ -89,13 +89,13 @@ void TorchUpdate::complete_updates() {
 void TorchUpdate::update(int group, std::int64_t begin, std::int64_t numel, const step::UpdateTarget& target,
                          step::View grads) {
   auto& bound = binding_.group(group);
-  if (rule_) return rule_->update(bound, group, runs(group), begin, numel, target, grads);
+  if (bound.facts.by_rule) return rule_->update(bound, runs(group), begin, numel, target, grads);
   const auto& facts = bound.facts;
   const auto end = begin + numel;
   optim::Span whole{};
   whole.master = buffers_.data(target.master);
   whole.master_dtype = kernels_dtype(facts.precision.master);
-  for (int k = 0; k < run_.num_slots; ++k) whole.slots[k] = buffers_.data(target.slots[k]);
+  for (int k = 0; k < facts.num_slots(); ++k) whole.slots[k] = buffers_.data(target.slots[k]);
   whole.slots_in_blocks = facts.precision.slots == step::Dtype::U8;
   if (!whole.slots_in_blocks) whole.slot_dtype = kernels_dtype(facts.precision.slots);
   // A new parameter that is not written in place must be written completely, including frozen elements.

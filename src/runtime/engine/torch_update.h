@@ -13,8 +13,8 @@ namespace zero::engine {
 
 class TorchUpdate final : public step::UpdateOps {
  public:
-  // All references must outlive it. parameter_groups: of the optimizer, by group and member. rule: the program's; null:
-  // the optimizer has its own.
+  // All references must outlive it. parameter_groups: of the optimizer, by group and member. rule: of the groups that
+  // are by_rule.
   TorchUpdate(optim::ShardedOptimizer& optimizer, std::shared_ptr<UpdateRule> rule, ModelBinding& binding,
               TorchBuffers& buffers, const step::RunFacts& run, std::vector<std::vector<int>> parameter_groups,
               observe::Trace& trace);
@@ -43,7 +43,7 @@ class TorchUpdate final : public step::UpdateOps {
   const step::RunFacts& run_;
   observe::Trace& trace_;
   std::vector<UpdateRuns> runs_;            // by group
-  const std::unique_ptr<RuleUpdate> rule_;  // null: the optimizer's rule is built in
+  const std::unique_ptr<RuleUpdate> rule_;  // null: no group is by_rule
   std::optional<float> factor_;
   std::vector<at::Tensor> zeros_;       // in place of missing gradients, until complete_updates()
   std::shared_future<void> async_job_;  // the last job; its error is rethrown until the next begins

@@ -23,9 +23,11 @@ std::optional<Shown> shown(step::OpKind kind) {
     case OpKind::UnshardSymmetric:
       return Shown{TraceKind::GatherInPlace, TraceKind::GatherWait};
     case OpKind::AllGatherParams:
+    case OpKind::SendFromOwners:
       return Shown{TraceKind::Publish, TraceKind::PublishWait};
     case OpKind::Reduce:
     case OpKind::AllGatherGrads:
+    case OpKind::SendToOwners:
       return Shown{TraceKind::Reduce, TraceKind::ReduceWait};
     case OpKind::Fetch:
       return Shown{TraceKind::Fetch, TraceKind::FetchWait};

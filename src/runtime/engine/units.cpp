@@ -53,6 +53,7 @@ std::optional<sharding::ParameterCut> cut_by(const torch::nn::Module& module, co
 
 void note_embedding(const torch::nn::Module& module, ModelParameter& parameter) {
   const auto* const embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module);
+  parameter.table |= embedding != nullptr || dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module) != nullptr;
   if (embedding == nullptr) return;
   const auto& options = embedding->options;
   parameter.padding_idx = options.padding_idx().value_or(-1);
@@ -374,7 +375,8 @@ std::vector<Unit> find_units(const std::vector<ModelParameter>& parameters, cons
     // Parts may be uneven, and units must be the same on all ranks.
     const auto whole = parameter.tensor.numel();
     members.push_back({parameter.is_cut() ? (whole + parameter.cut.cut.parts - 1) / parameter.cut.cut.parts : whole,
-                       parameter.unit, parameter.tensor.requires_grad(), parameter.axis, parameter.fp32});
+                       parameter.unit, parameter.tensor.requires_grad(), parameter.axis, parameter.fp32,
+                       parameter.kind});
     index.push_back(i);
   }
   auto units = sharding::cut_units(members, rules);

@@ -49,6 +49,10 @@ struct ModelParameter {
   int axis = 0;                                     // index into step::RunTopology::axes
   bool here = true;                                 // false: an expert of another rank
   bool fp32 = false;                                // it stays fp32 in a run in 16 bits
+  bool table = false;                               // the weight of an embedding
+  bool is_matrix = false;                           // of Muon
+  std::vector<std::string> states = {};             // names of its optimizer states besides the master
+  std::string kind = {};                            // as sharding::UnitMember::kind
 
   bool is_cut() const { return cut.kind != sharding::CutKind::Whole; }
   std::int64_t numel() const { return c10::multiply_integers(part_sizes); }

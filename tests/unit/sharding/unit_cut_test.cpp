@@ -48,6 +48,34 @@ TEST(UnitCut, ThoseThatStayFp32AreAUnitOfTheirOwn) {
   EXPECT_FALSE(units[3].trainable);
 }
 
+TEST(UnitCut, EachKindOfUpdateIsAUnitOfItsOwn) {
+  const UnitMember matrix{.numel = 5, .unit = "a", .kind = "Muon"};
+  auto frozen = matrix;
+  frozen.trainable = false;
+  const auto units = cut_units({{1, ""}, {2, "a"}, matrix, {4, "a"}, frozen, {3, "b"}}, {});
+  EXPECT_EQ(names_of(units), (Names{"root", "a", "a (Muon)", "a (Muon, frozen)", "b"}));
+  EXPECT_EQ(parts_of(units), (Parts{{0}, {1, 3}, {2}, {4}, {5}}));
+}
+
+// What operators of one module read in turn; not the parts of a module that is too large to be gathered at once.
+TEST(UnitCut, UnitsOfOneModuleHaveItsNumber) {
+  const auto modules = [](const UnitRules& rules) {
+    std::vector<int> numbers;
+    for (const auto& unit : cut_units({{1, ""}, {2, "", false}, {3, "a"}, {4, "a", false}, {5, "b"}}, rules))
+      numbers.push_back(unit.module);
+    return numbers;
+  };
+  const auto all = modules({});  // root, root (frozen), a, a (frozen), b
+  ASSERT_EQ(all.size(), 5u);
+  EXPECT_EQ(all[0], -1);
+  EXPECT_EQ(all[1], -1);
+  EXPECT_GE(all[2], 0);
+  EXPECT_EQ(all[3], all[2]);
+  EXPECT_EQ(all[4], -1);
+  std::vector<UnitMember> members{{3, "a"}, {3, "a"}, {4, "a", false}};
+  for (const auto& unit : cut_units(members, {.max_numel = 4})) EXPECT_EQ(unit.module, -1) << unit.name;
+}
+
 // A unit has at most max_numel elements, except for a single parameter that is larger.
 TEST(UnitCut, NoPartExceedsTheMost) {
   const auto parts = [](const std::vector<std::int64_t>& numels, std::int64_t most) {

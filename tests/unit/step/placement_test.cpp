@@ -21,6 +21,7 @@ std::vector<Unit> units() {
   const auto unit = [](const std::string& name, std::vector<std::int64_t> numels, std::int64_t alignment) {
     Unit made{.name = name, .parameters = {}, .layout = sharding::ShardLayout(std::move(numels), 2, alignment)};
     made.parameters.resize(made.layout.num_parameters());
+    made.states = {"exp_avg", "exp_avg_sq"};
     return made;
   };
   std::vector<Unit> all{unit("root", {500, 500}, 512)};

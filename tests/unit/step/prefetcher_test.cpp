@@ -13,6 +13,7 @@ struct Noted final : Unshardable {
   Noted(std::string its_name, std::int64_t its_numel, bool is_root, std::string& its_log)
       : label(std::move(its_name)), numel(its_numel), at_root(is_root), log(its_log) {}
   const std::string& name() const override { return label; }
+  int module() const override { return of_module; }
   bool root() const override { return at_root; }
   std::int64_t padded_numel() const override { return numel; }
   std::int64_t whole_bytes() const override { return 4 * numel; }
@@ -43,16 +44,19 @@ struct Noted final : Unshardable {
   const bool at_root;
   std::string& log;
   Residency now = Residency::Sharded;
+  int of_module = -1;
 };
 
 class Prefetching : public ::testing::Test {
  protected:
   // a, b and c in a row, and the root r around them.
-  void make(const Prefetcher::Policy& policy) {
+  // modules: of a, b and c.
+  void make(const Prefetcher::Policy& policy, const std::vector<int>& modules = {-1, -1, -1}) {
     units_.clear();
     std::vector<Unshardable*> all;
     for (const char* name : {"r", "a", "b", "c"}) {
       units_.push_back(std::make_unique<Noted>(name, 100, *name == 'r', log_));
+      if (*name != 'r') units_.back()->of_module = modules[static_cast<std::size_t>(*name - 'a')];
       all.push_back(units_.back().get());
     }
     prefetcher_ = std::make_unique<Prefetcher>(all, policy, [](const std::string&) {});
@@ -74,6 +78,24 @@ class Prefetching : public ::testing::Test {
   std::vector<std::unique_ptr<Noted>> units_;
   std::unique_ptr<Prefetcher> prefetcher_;
 };
+
+// Operators read a and b in turn, then c and back.
+TEST_F(Prefetching, GroupsOfOneModuleAreGatheredAndReleasedTogether) {
+  make({.ahead = 1000, .max_live = 1000, .max_reuse = 0}, {7, 7, -1});
+  const auto forward = [&] {
+    std::string all;
+    for (const int unit : {1, 2, 1, 2, 3}) all += "|" + use(unit);
+    return all;
+  };
+  EXPECT_EQ(forward(), "| !a +b| =b||| -a -b !c");
+  prefetcher_->begin_backward();
+  log_.clear();
+  std::string back;
+  for (const int unit : {3, 2, 1, 2}) back += "|" + use(unit);
+  EXPECT_EQ(back, "| !c| -c !b +a| =a|");
+  prefetcher_->end_pass();
+  EXPECT_EQ(forward(), "| !a +b +c| =b||| -a -b =c");
+}
 
 TEST_F(Prefetching, TheFirstPassGathersOnUseAndReleasesBehind) {
   make({.ahead = 1000, .max_live = 1000, .max_reuse = 0});

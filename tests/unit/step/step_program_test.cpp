@@ -112,7 +112,8 @@ TEST(StepFacts, DtypesAreThoseOfTheGroup) {
     units.push_back({.name = fp32 ? "norms" : "block",
                      .fp32 = fp32,
                      .parameters = {units.size()},
-                     .layout = sharding::ShardLayout::of_group({6400}, 2, width(run.precision_of(fp32).param), true)});
+                     .layout = sharding::ShardLayout::of_group({6400}, 2, width(run.precision_of(fp32).param), true),
+                     .states = {"exp_avg", "exp_avg_sq"}});
   const auto groups = group_facts(run, settings, units, std::vector<Placement>(units.size()));
   EXPECT_EQ(groups[0].precision.param, Dtype::BF16);
   EXPECT_EQ(groups[0].precision.reduce, Dtype::BF16);
@@ -131,6 +132,40 @@ TEST(StepFacts, DtypesAreThoseOfTheGroup) {
   auto frozen = groups;
   frozen[1].trainable = false;
   EXPECT_EQ(kept_bytes(keeping, {frozen[1]}), kept_bytes(keeping, {frozen[0]}) / 3) << "one value of three, all fp32";
+}
+
+// Rank 0 holds a and a part of b, rank 1 the rest of b; rank 0 owns b, rank 1 owns a.
+TEST(StepFacts, WholeUpdatesMoveWhatTheOwnerDoesNotHold) {
+  for (const int stage : {0, 1, 3})
+    for (const int rank : {0, 1}) {
+      RunTopology topology;
+      topology.axes = {{.name = "dp", .size = 2, .rank = rank}};
+      topology.world = 2;
+      const auto settings = settings_of(stage);
+      std::vector<Unit> units{{.name = "matrices",
+                               .parameters = {0, 1},
+                               .layout = sharding::ShardLayout({4, 12}, 2, 1),
+                               .states = {"momentum_buffer"},
+                               .by_rule = true}};
+      set_owners(units, 0, 2, [](std::size_t i) { return std::optional(i == 0 ? 1.0 : 2.0); });
+      ASSERT_EQ(units[0].owners, (std::vector<int>{1, 0}));
+      const auto run = run_facts(settings, topology, 1);
+      const auto moved = whole_update(run, group_facts(run, settings, units, {{}})[0]);
+      EXPECT_EQ(moved.owned, rank == 0 ? 12 : 4);
+      const std::int64_t own_elsewhere = rank == 0 ? 8 : 4, others_here = rank == 0 ? 4 : 8;
+      if (stage == 0) {
+        EXPECT_EQ(moved.sent_to_owners + moved.received_from_holders, 0);
+        EXPECT_EQ(moved.sent_by_owner, 2 * moved.owned);
+        EXPECT_EQ(moved.received_from_owners, 2 * (16 - moved.owned));
+        EXPECT_EQ(moved.buffer(), moved.owned + 2 * 16);
+        continue;
+      }
+      EXPECT_EQ(moved.sent_to_owners, 3 * others_here) << "gradient, master, state";
+      EXPECT_EQ(moved.received_from_holders, 3 * own_elsewhere);
+      EXPECT_EQ(moved.sent_by_owner, 2 * own_elsewhere) << "master, state";
+      EXPECT_EQ(moved.received_from_owners, 2 * others_here);
+      EXPECT_EQ(moved.buffer(), 3 * moved.owned + (rank == 0 ? 16 + 24 : 24 + 16));
+    }
 }
 
 // Peers sum gradients in place at the stages that keep them whole only if they have one dtype, which is a fact of the
