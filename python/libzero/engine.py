@@ -27,6 +27,7 @@ from libzero._divided import hand_over
 from libzero._native import Options
 from libzero.config import Config, as_options
 from libzero._updates import Updates, client_updates
+from libzero._whole import ModelHooks, groups_of, load, states_by_name
 from libzero.communicator import Communicator, default_communicator
 from libzero.errors import ConfigError
 from libzero.memory import Memory
@@ -251,6 +252,8 @@ class Engine:
         self._groups = Optimizer(self._native, self._original)
         self.optimizer: Optimizer | ProgramOptimizer = self._groups
         """For torch's schedulers; see Optimizer, and ProgramOptimizer for a program's."""
+        self._groups.belong_to(self)
+        self._hooks = ModelHooks(self)
         if updates is not None and updates.optimizer is not None:
             self.optimizer = client = same_object(updates.optimizer, ProgramOptimizer)
             client.bind(self, updates, self._groups._scheduled)
@@ -435,6 +438,26 @@ class Engine:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
         return self._native.full_state_dict()
 
+    def full_optimizer_state_dict(self) -> dict[str, Any]:
+        """[collective] The optimizer's states and groups as torch.distributed.checkpoint has them: {"state": {name:
+        {"step": .., "exp_avg": ..}}, "param_groups": [{"lr": .., "params": [name]}]}.
+
+        Whole tensors in host memory of rank 0; empty on other ranks. States of 16 and 8 bits of a built-in rule in
+        fp32. get_optimizer_state_dict(model, optimizer) of torch gives the same, and set_optimizer_state_dict() or
+        set_full_optimizer_state_dict() takes it.
+        """
+        states = states_by_name(self, self.optimizer, everywhere=False, host=True)
+        if self.comm.rank != 0:
+            return {}
+        return {"state": states, "param_groups": groups_of(self.optimizer, lambda p: self._names[id(p)])}
+
+    def set_full_optimizer_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """[collective] Takes rank 0's, between steps: states, numbers of the groups, and the count of updates.
+
+        ConfigError for states that do not fit, and for flags of groups that make another rule.
+        """
+        load(self, self.optimizer, state_dict, complete=True)
+
     def parameter_state(self, parameter: str | torch.nn.Parameter, state: str = "master") -> torch.Tensor:
         """[collective] One fp32 state of a parameter, of its shape, on every rank.
 
@@ -576,6 +599,7 @@ class Engine:
         """
         self._native.refresh_buffers(self._original)
         taken = self._native.load_checkpoint(os.fspath(path), tag, weights_only, _patterns(partial))
+        self._groups.forget_counts(weights_only or not _missed_steps(Path(path) / taken))
         if weights_only:
             self.optimizer._pull_unless_set()
             # The user state stays, but extra states belong to the modules.
@@ -746,7 +770,11 @@ class Engine:
         """
         with self.gathered_parameters():
             whole = {id(p): _copied(p) for p in self._original.parameters()}
-            return copy.deepcopy(self._original, whole)
+            self._hooks.remove()
+            try:
+                return copy.deepcopy(self._original, whole)
+            finally:
+                self._hooks.add()
 
     # ---- state and measurements ----
     def memory(self) -> Memory:
@@ -836,6 +864,7 @@ class Engine:
         if self.closed:
             return
         self._native.close()
+        self._hooks.remove()
         for p in self.module.parameters():
             for name in ("__deepcopy__", "__reduce_ex__"):
                 p.__dict__.pop(name, None)
@@ -914,6 +943,12 @@ def _settings_of(updates: Updates, config: Config) -> dict[str, Any]:
     if updates.patterns:
         settings["libzero.parameter_groups"] = updates.patterns
     return settings
+
+
+def _missed_steps(checkpoint: Path) -> dict[str, int]:
+    """[local] Of parameters that were frozen in some updates of the run that saved it."""
+    missed: dict[str, int] = json.loads((checkpoint / "manifest.json").read_text())["program"]["missed_steps"]
+    return missed
 
 
 def _unit_names(model: torch.nn.Module, units: Iterable[str | type[torch.nn.Module]]) -> list[str]:

@@ -205,6 +205,7 @@ class ClientRule:
         self._groups = groups
         self._whole = frozenset(whole)
         self._initial = _initial_state(optimizer)
+        self._copy = _copied(optimizer)
         self._attributes = set(vars(optimizer))  # of its class, not those that an engine adds
         self._records: dict[str, _Record] = {}
         self._next: dict[str, _Record] = {}
@@ -276,7 +277,7 @@ class ClientRule:
         for piece in pieces:
             p = torch.nn.Parameter(piece.master)
             p.grad = piece.gradient
-            if piece.count > 1:
+            if piece.count > 1 or piece.parameter in self._records:  # of a dictionary, without its count
                 state[p] = self._state_of(piece)
             elif self._initial:
                 state[p] = _made(self._initial, piece.master)
@@ -355,7 +356,9 @@ class ClientRule:
                 "checkpoint of another optimizer, load_checkpoint(weights_only=True) takes the weights."
             )
         state = copy.deepcopy(_numbers_of(record.values))
-        state.update((name, value) for name, value in record.values.items() if name not in state)
+        for name, value in record.values.items():
+            if name not in state:
+                state[name] = value.to(piece.master.device) if isinstance(value, torch.Tensor) else value
         for name, values in zip(self.states, piece.states, strict=True):
             dtype = record.dtypes.get(name)
             if dtype is not None:
@@ -407,6 +410,58 @@ class ClientRule:
         return {"name": self.name, "updates": self._updates, "groups": self._numbers(), "records": records,
                 "parameters": parameters}  # fmt: skip
 
+    @staticmethod
+    def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, _Record]:
+        """Of what kept() gave on all ranks: the newest record of each parameter."""
+        records: dict[str, _Record] = {}
+        for part in parts:
+            for name, (number, update) in part["parameters"].items():
+                entry = part["records"][number]
+                dtypes = {key: getattr(torch, dtype) for key, dtype in entry["dtypes"].items()}
+                if name not in records or update > records[name].update:
+                    records[name] = _Record(dtypes, copy.deepcopy(entry["values"]), update)
+        return records
+
+    def first_record(self, parameter: str, shape: Sequence[int]) -> _Record:
+        """What torch.distributed.checkpoint sees of a parameter before its first update: the states after one with
+        a rate of 0 and a gradient of zeros. ConfigError if the optimizer cannot do that."""
+        group = self._optimizer.param_groups[self._groups[parameter]]
+        numbers = {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
+        if "lr" in numbers:
+            numbers["lr"] = numbers["lr"] * 0
+        p = torch.nn.Parameter(torch.zeros(tuple(shape)))
+        p.grad = torch.zeros_like(p)
+        try:
+            with _undisturbed():
+                made = self._copy([{**numbers, "params": [p]}])
+                if callable(train := getattr(made, "train", None)):
+                    train()
+                self._step(made)
+        except Exception as fault:
+            raise ConfigError(
+                f"[{self.name}] has no states of {parameter} before its first update: {type(fault).__name__}: {fault}. "
+                "Hint: after a step()."
+            ) from None
+        record = _Record()
+        for name, value in made.state.get(p, {}).items():
+            if name in self.states and isinstance(value, torch.Tensor):
+                record.dtypes[name] = value.dtype
+            else:
+                record.values[name] = value
+        return record
+
+    def names_of_states(self, parameter: str, shape: Sequence[int]) -> tuple[str, ...]:
+        """Of one parameter; a rank has records of those that it updates."""
+        record = self._records.get(parameter) or self.first_record(parameter, shape)
+        return (*record.values, *record.dtypes)
+
+    def take(self, numbers: Mapping[str, dict[str, Any]], dtypes: Mapping[str, Mapping[str, str]]) -> None:
+        """Of a state dict, by parameter: the states that have no value per element, and the dtypes of the others."""
+        for name, values in numbers.items():
+            kinds = {key: getattr(torch, dtype.removeprefix("torch.")) for key, dtype in dtypes[name].items()}
+            self._records[name] = _Record(kinds, copy.deepcopy(values), self._updates)
+        self._flags = self._choices_of_groups()
+
     def restore(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """The same from a checkpoint, of all ranks that saved it. ConfigError for another optimizer's."""
         if not parts or parts[0]["name"] != self.name:
@@ -421,14 +476,7 @@ class ClientRule:
                 f"[load_checkpoint] got an optimizer with {len(groups) - 1} groups, expected "
                 f"{len(self._optimizer.param_groups)}"
             )
-        records: dict[str, _Record] = {}
-        for part in parts:
-            for name, (number, update) in part["parameters"].items():
-                entry = part["records"][number]
-                dtypes = {key: getattr(torch, dtype) for key, dtype in entry["dtypes"].items()}
-                if name not in records or update > records[name].update:
-                    records[name] = _Record(dtypes, copy.deepcopy(entry["values"]), update)
-        self._records = records
+        self._records = self.merged(parts)
         self._updates = parts[0]["updates"]
         self._attributes |= groups[-1].keys()
         *found_in_groups, own = copy.deepcopy(groups)
@@ -568,10 +616,10 @@ def _copied(optimizer: torch.optim.Optimizer) -> Make:
     if held := sorted(name for name, value in attributes.items() if _holds_parameters(value)):
         raise ConfigError(f"it keeps parameters or another optimizer in {', '.join(held)}, which the engine cannot cut")
 
-    initial = _initial_state(optimizer)
+    initial, kind = _initial_state(optimizer), type(optimizer)  # which an engine changes
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = object.__new__(type(optimizer))
+        made: torch.optim.Optimizer = object.__new__(kind)
         made.__dict__.update(copy.deepcopy(attributes))
         made.param_groups, made.state = groups, defaultdict(dict)
         if initial:

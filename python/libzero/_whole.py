@@ -1,0 +1,471 @@
+"""Whole states of an engine's model and optimizer as torch's state dicts have them.
+
+The functions of torch.distributed.checkpoint.state_dict call state_dict() and load_state_dict() of the model and of the
+optimizer. All ranks call them, and want whole values. Other callers, such as frameworks at each of their saves, may be
+one rank alone: for them these methods stay local. So the methods look for torch's function among their callers.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import shutil
+import sys
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from libzero import _native
+from libzero._carried import decoded, encoded
+from libzero._model import exact_pattern
+from libzero.errors import ConfigError
+
+if TYPE_CHECKING:
+    from libzero.engine import Engine
+    from libzero.optimizer import Optimizer, ProgramOptimizer
+
+_CALLER = "torch.distributed.checkpoint.state_dict"
+
+
+def wanted(function: str) -> tuple[bool, bool] | None:
+    """[local] Whether a function of torch.distributed.checkpoint.state_dict is among the callers, and how it wants the
+    values: on every rank (else on rank 0), and in host memory."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == _CALLER:
+            info = frame.f_locals.get("info")
+            host = bool(getattr(info, "cpu_offload", False))
+            first = host and bool(getattr(info, "full_state_dict", False)) and torch.distributed.is_initialized()
+            return not first, host
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _refuse_divided(engine: Engine) -> None:
+    if engine._divided:
+        raise ConfigError(
+            "[state_dict] cannot give or take whole states: experts are divided over the ranks. Hint: "
+            "engine.save_checkpoint(dir, tag), or engine.full_state_dict() for the weights."
+        )
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+
+
+def whole_values(engine: Engine, *, everywhere: bool, host: bool) -> dict[str, torch.Tensor]:
+    """[collective] Masters in fp32, and frozen parameters in their dtype. Not everywhere: on rank 0, else empty."""
+    masters = engine.full_state_dict()
+    found = {}
+    for name, p in engine._original.named_parameters():
+        whole = masters.pop(name) if engine.comm.rank == 0 else torch.empty(engine._sizes[name])
+        value = whole if name in engine._groups.trained else whole.to(p.dtype)
+        if everywhere and value.numel() > 0 and engine.comm.size > 1:
+            value = value.to(p.device)
+            engine.comm.broadcast(value.view(-1), 0).wait()
+        if everywhere or engine.comm.rank == 0:
+            found[name] = value.to("cpu" if host else p.device)
+    return found
+
+
+class ModelHooks:
+    """Makes state_dict() and load_state_dict() of an engine's model right under torch.distributed.checkpoint."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
+        self._model = weakref.ref(engine._original)
+        self._taken: set[str] = set()
+        self._handles: list[Any] = []
+        self.add()
+
+    def add(self) -> None:
+        """[local] Registers them."""
+        model: Any = self._model()
+        # Not bound methods: a copy of the module would copy this object.
+        take, give, forget = self._before_load, self._after_save, self._after_load
+        self._handles = [
+            model._register_state_dict_hook(lambda *words: give(*words)),
+            model._register_load_state_dict_pre_hook(lambda *words: take(*words)),
+            model.register_load_state_dict_post_hook(lambda *words: forget(*words)),
+        ]
+
+    def remove(self) -> None:
+        """[local] Before the module is copied, and at the end."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _keys(self, engine: Engine, prefix: str) -> Iterator[tuple[str, str]]:
+        """Keys of torch's dictionary and names of the engine's parameters; tied ones have several keys."""
+        for name, p in engine._original.named_parameters(remove_duplicate=False):
+            if id(p) in engine._names:
+                yield prefix + name, engine._names[id(p)]
+
+    def _after_save(self, _: torch.nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+        engine, how = self._engine(), wanted("_get_model_state_dict")
+        if engine is None or engine.closed or how is None:
+            return
+        _refuse_divided(engine)
+        everywhere, host = how
+        values = whole_values(engine, everywhere=everywhere, host=host)
+        for key, name in self._keys(engine, prefix):
+            if key in state and name in values:
+                state[key] = values[name]
+
+    def _before_load(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        errors: list[str] = others[-1]
+        engine = self._engine()
+        if engine is None or engine.closed or wanted("_load_model_state_dict") is None:
+            return
+        _refuse_divided(engine)
+        values: dict[str, torch.Tensor] = {}
+        for key, name in self._keys(engine, prefix):
+            if key not in state:
+                continue
+            value = state.pop(key)
+            self._taken.add(key)
+            if not isinstance(value, torch.Tensor) or value.shape != engine._sizes[name]:
+                got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                errors.append(f"size mismatch for {key}: got {got}, expected {tuple(engine._sizes[name])}.")
+            values[name] = value
+        if not errors:
+            for name, value in values.items():
+                engine.set_parameter_state(name, "master", value)
+
+    def _after_load(self, _: torch.nn.Module, found: Any) -> None:
+        found.missing_keys[:] = [key for key in found.missing_keys if key not in self._taken]
+        self._taken = set()
+
+
+# ---- the optimizer ---------------------------------------------------------------------------------------------------
+
+_STATES: dict[str, tuple[str, ...]] = {
+    "Adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "SGD": ("momentum_buffer",),
+    "Adagrad": ("sum",),
+    "Lion": ("exp_avg",),
+    "RMSprop": ("square_avg", "grad_avg", "momentum_buffer"),
+    "NAdam": ("exp_avg", "exp_avg_sq"),
+    "RAdam": ("exp_avg", "exp_avg_sq"),
+    "Adamax": ("exp_avg", "exp_inf"),
+    "Adadelta": ("square_avg", "acc_delta"),
+}
+"""Of the built-in rules, under torch's names."""
+_IF = {"max_exp_avg_sq": "amsgrad", "grad_avg": "centered", "momentum_buffer": "momentum"}
+"""States that a rule has where this number is not 0."""
+_UNCOUNTED = ("SGD", "Lion")
+"""Rules whose states in torch have no number of updates."""
+_HOW = ("foreach", "capturable", "fused", "set_grad_none", "params", "param_names")
+"""Keys of a group that say how a rule is computed, not what."""
+
+
+class HeldStates(dict[Any, Any]):
+    """`optimizer.state` of an engine's optimizer: for each parameter the names of its states, which the engine has.
+
+    Never empty, since torch.distributed.checkpoint would call step() for an optimizer without states.
+    """
+
+    def __init__(self, names: Callable[[Any], Sequence[str]], first: Mapping[Any, Any]) -> None:
+        super().__init__(first)
+        self._names = names
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, parameter: Any) -> Mapping[str, Any]:
+        return _Elsewhere(self._names(parameter))
+
+
+class _Elsewhere(Mapping[str, Any]):
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, key: str) -> NoReturn:
+        if key not in self._names:
+            raise KeyError(key)
+        raise ConfigError(
+            f"[optimizer.state] got {key!r} of a parameter, whose values are divided over the ranks. Hint: "
+            "engine.parameter_state(parameter, key), engine.full_optimizer_state_dict()."
+        )
+
+
+def _kind(engine: Engine) -> str:
+    kind: str = json.loads(engine.options.effective().get("optimizer.type") or "null") or ""
+    return kind
+
+
+def _per_element(engine: Engine) -> tuple[str, ...]:
+    """[local] Names of the states that have a value per element."""
+    if engine._rule is not None:
+        return tuple(engine._rule.states)
+    effective = engine.options.effective()
+
+    def has(state: str) -> bool:
+        return state not in _IF or bool(json.loads(effective[f"optimizer.params.{_IF[state]}"]))
+
+    return tuple(state for state in _STATES.get(_kind(engine), ()) if has(state))
+
+
+def names_of_states(engine: Engine, parameter: torch.Tensor) -> tuple[str, ...]:
+    """[local] Of one parameter, numbers too, under torch's names; none if it is frozen."""
+    name = engine._names.get(id(parameter))
+    if name is None or name not in engine._groups.trained:
+        return ()
+    if engine._rule is not None:
+        return engine._rule.names_of_states(name, engine._sizes[name])
+    states = _per_element(engine)
+    if not states or _kind(engine) in _UNCOUNTED:
+        return states
+    return ("step", *states, "mu_product") if _kind(engine) == "NAdam" else ("step", *states)
+
+
+def _applied(engine: Engine) -> int:
+    return engine.global_step - engine.skipped_steps
+
+
+def _mu_product(group: Mapping[str, Any], updates: int) -> float:
+    """NAdam's, as torch multiplies it."""
+    beta, decay = group["betas"][0], group["momentum_decay"]
+    product = 1.0
+    for step in range(1, updates + 1):
+        product *= beta * (1.0 - 0.5 * 0.96 ** (step * decay))
+    return product
+
+
+def _members(engine: Engine, optimizer: torch.optim.Optimizer) -> list[tuple[str, dict[str, Any]]]:
+    """[local] Names of the parameters with states, and their groups, in the order of the groups."""
+    trained = engine._groups.trained
+    return [
+        (engine._names[id(p)], group)
+        for group in optimizer.param_groups
+        for p in group["params"]
+        if engine._names[id(p)] in trained
+    ]
+
+
+def states_by_name(
+    engine: Engine, optimizer: torch.optim.Optimizer, *, everywhere: bool, host: bool
+) -> dict[str, dict[str, Any]]:
+    """[collective] Whole states of each trained parameter. Not everywhere: on rank 0, else empty.
+
+    Those of 16 and 8 bits of a built-in rule in fp32.
+    """
+    _refuse_divided(engine)
+    rule, per_element, kind = engine._rule, _per_element(engine), _kind(engine)
+    here = everywhere or engine.comm.rank == 0
+    numbers: dict[str, dict[str, Any]] = {}
+    dtypes: dict[str, dict[str, torch.dtype]] = {}
+    members = _members(engine, optimizer)
+    if rule is not None:
+        records = rule.merged([decoded(part) for part in engine._all_rules()])
+        for name, _ in members:
+            record = records.get(name) or rule.first_record(name, engine._sizes[name])
+            numbers[name], dtypes[name] = copy.deepcopy(record.values), record.dtypes
+    elif per_element and kind not in _UNCOUNTED:
+        engine._groups.require_equal_counts()
+        for name, group in members:
+            numbers[name] = {"step": torch.tensor(float(_applied(engine)))}
+            if kind == "NAdam":
+                numbers[name]["mu_product"] = torch.tensor(_mu_product(group, _applied(engine)))
+    found: dict[str, dict[str, Any]] = {}
+    for name, _ in members:
+        state = numbers.get(name, {})
+        for key in per_element:
+            if rule is not None and key not in dtypes[name]:
+                continue
+            value = engine.parameter_state(name, key)
+            if here:
+                dtype = dtypes[name][key] if rule is not None else value.dtype
+                state[key] = value.to("cpu" if host else value.device, dtype)
+        if here and state:
+            found[name] = state
+    return found
+
+
+def groups_of(optimizer: torch.optim.Optimizer, number: Callable[[torch.Tensor], Any]) -> list[dict[str, Any]]:
+    """[local] Copies of the groups, with number(p) in place of a parameter."""
+    groups = [{key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
+              for group in optimizer.param_groups]  # fmt: skip
+    for made, group in zip(groups, optimizer.param_groups, strict=True):
+        made["params"] = [number(p) for p in group["params"]]
+    return groups
+
+
+def state_dict_for_torch(
+    engine: Engine, optimizer: torch.optim.Optimizer, how: tuple[bool, bool]
+) -> dict[str, Any]:
+    """[collective] In the form of torch's optimizers, with numbers in place of parameters. how: see wanted()."""
+    states = states_by_name(engine, optimizer, everywhere=how[0], host=how[1])
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    number = {id(p): i for i, p in enumerate(parameters)}
+    state = {number[id(p)]: states[engine._names[id(p)]] for p in parameters if engine._names[id(p)] in states}
+    return {"state": state, "param_groups": groups_of(optimizer, lambda p: number[id(p)])}
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+
+
+def _refuse(what: str) -> NoReturn:
+    raise ConfigError(f"[load_state_dict] {what}")
+
+
+def _ours(engine: Engine, optimizer: torch.optim.Optimizer, given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """[local] The states by the engine's names. As in torch, parameters are those at the same place of the groups."""
+    groups, held = given["param_groups"], optimizer.param_groups
+    sizes = [[len(group["params"]) for group in each] for each in (groups, held)]
+    if sizes[0] != sizes[1]:
+        _refuse(f"got groups of {sizes[0]} parameters, expected {sizes[1]}")
+    names = {key: engine._names[id(p)] for stored, group in zip(groups, held, strict=True)
+             for key, p in zip(stored["params"], group["params"], strict=True)}  # fmt: skip
+    if unknown := [key for key in given["state"] if key not in names]:
+        _refuse(f"got states of {', '.join(map(str, unknown[:3]))}, which are in no group of the dictionary")
+    return {names[key]: dict(state) for key, state in given["state"].items() if state}
+
+
+def _checked(engine: Engine, states: dict[str, dict[str, Any]]) -> int | None:
+    """[local] The number of updates that the states say, of a built-in rule. ConfigError for what does not fit.
+
+    Leaves the states that have a value per element.
+    """
+    trained, per_element, rule = engine._groups.trained, _per_element(engine), engine._rule
+    if frozen := [name for name in states if name not in trained]:
+        _refuse(f"got states of {', '.join(frozen[:3])}, which the engine does not train. Hint: requires_grad_(True)")
+    counts: dict[int, str] = {}
+    for name, state in states.items():
+        for key, value in list(state.items()):
+            whole = isinstance(value, torch.Tensor) and value.shape == engine._sizes[name]
+            if key in per_element:
+                if value is None:
+                    del state[key]
+                elif not whole:
+                    got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                    _refuse(f"{key} of {name}: got {got}, expected a tensor of shape {tuple(engine._sizes[name])}")
+            elif rule is None:
+                if key == "step":
+                    counts[int(value)] = name
+                elif key != "mu_product" and value is not None:
+                    _refuse(
+                        f"got a state {key} of {name}, expected {', '.join(('step', *per_element))}. Hint: the "
+                        "dictionary is of another optimizer, or of one with other flags"
+                    )
+                del state[key]
+        if rule is None and (missing := [key for key in per_element if key not in state]):
+            _refuse(f"got no {', '.join(missing)} of {name}, expected {', '.join(per_element)}")
+    if len(counts) > 1:
+        (a, one), (b, other) = list(counts.items())[:2]
+        _refuse(
+            f"got {a} updates of {one} and {b} of {other}: parameters were frozen for some of them, and counts of "
+            "each are in checkpoints alone. Hint: engine.load_checkpoint(dir)"
+        )
+    return next(iter(counts), None)
+
+
+def _set_count(engine: Engine, names: Sequence[str], updates: int) -> None:
+    """[collective] The number of updates so far, which the engine takes from files: one value of one parameter, and it.
+
+    Each host writes one of its own.
+    """
+    name = min(names, key=lambda each: (math.prod(engine._sizes[each]), each))
+    value = engine.parameter_state(name).cpu()
+    chosen = str(Path(tempfile.gettempdir()) / f"libzero-count-{uuid.uuid4().hex}")
+    folder = Path(engine.comm.all_gather_bytes(chosen.encode())[0].decode())
+    writes = engine.comm.local_rank == 0
+    try:
+        if writes:
+            from torch.distributed.checkpoint.state_dict_saver import save
+
+            count = {"state": {name: {"step": torch.tensor(float(updates))}}}
+            save({"model": {name: value}, "optim": count}, checkpoint_id=str(folder), no_dist=True)
+        engine.comm.barrier()
+        options = _native.ImportOptions()
+        options.only = options.partial = [exact_pattern(name)]
+        options.optimizer = True
+        engine._native.import_weights(str(folder), options)
+        engine.comm.barrier()
+    finally:
+        if writes:
+            shutil.rmtree(folder, ignore_errors=True)
+    engine._groups.forget_counts()
+
+
+def _same(a: Any, b: Any) -> bool:
+    a, b = (each.tolist() if isinstance(each, torch.Tensor) else each for each in (a, b))
+    return bool((list(a) if isinstance(a, tuple) else a) == (list(b) if isinstance(b, tuple) else b))
+
+
+def _take_groups(optimizer: Optimizer | ProgramOptimizer, groups: Sequence[Mapping[str, Any]]) -> None:
+    """[local] As in torch the groups get the dictionary's numbers. ConfigError for other flags, which change a rule."""
+    changes: list[tuple[dict[str, Any], str, Any]] = []
+    for i, (group, stored) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+        for key, value in stored.items():
+            if key in _HOW or (key == "lr" and optimizer._scheduled) or (key in group and _same(group[key], value)):
+                continue
+            now = group.get(key)
+            if key in group and any(isinstance(each, bool | str | type(None)) for each in (now, value)):
+                _refuse(f"param_groups[{i}][{key!r}] got {value!r}, expected {now!r}: it makes another rule")
+            changes.append((group, key, tuple(value) if isinstance(now, tuple) else value))
+    for group, key, value in changes:
+        if isinstance(group.get(key), torch.Tensor):
+            group[key].fill_(float(value))
+        else:
+            group[key] = copy.deepcopy(value)
+
+
+def load(
+    engine: Engine, optimizer: Optimizer | ProgramOptimizer, given: Mapping[str, Any], *, complete: bool = False
+) -> None:
+    """[collective] Takes rank 0's dictionary, in torch's form with numbers or names in place of parameters.
+
+    Parameters without states in it keep theirs; complete: ConfigError.
+    """
+    _refuse_divided(engine)
+    mine: dict[str, str] = {}
+    states: dict[str, dict[str, Any]] = {}
+    per_element, rule = _per_element(engine), engine._rule
+    if engine.comm.rank == 0:
+        try:
+            states = _ours(engine, optimizer, given)
+            updates = _checked(engine, states)
+            lacking = [name for name, _ in _members(engine, optimizer) if name not in states]
+            if complete and lacking and names_of_states(engine, dict(engine._original.named_parameters())[lacking[0]]):
+                _refuse(f"got no states of {', '.join(lacking[:3])}{' and more' if lacking[3:] else ''}")
+            dtypes = {name: {key: str(value.dtype) for key, value in state.items() if key in per_element}
+                      for name, state in states.items()}  # fmt: skip
+            numbers = {name: {key: value for key, value in state.items() if key not in per_element}
+                       for name, state in states.items()}  # fmt: skip
+            groups = [{key: value for key, value in group.items() if key != "params"} for group in
+                      given["param_groups"]]  # fmt: skip
+            plan = {"updates": updates, "dtypes": dtypes, "numbers": numbers, "groups": groups}
+            mine["plan"] = encoded(plan, "the state dict of an optimizer")
+        except (ConfigError, TypeError, KeyError) as fault:  # told to all ranks, which would wait for this one
+            mine["fault"] = f"[load_state_dict] got no {fault}" if isinstance(fault, KeyError) else str(fault)
+    told = json.loads(engine.comm.all_gather_bytes(json.dumps(mine).encode())[0])
+    if "fault" in told:
+        raise ConfigError(told["fault"])
+    plan = decoded(told["plan"])
+    _take_groups(optimizer, plan["groups"])
+    any_states = any(plan["dtypes"].values())
+    if rule is None and (any_states or plan["updates"] is not None):
+        updates = plan["updates"] if plan["updates"] is not None else max(1, _applied(engine))
+        if updates != _applied(engine) or not engine._groups.counts_are_equal:
+            _set_count(engine, [name for name, _ in _members(engine, optimizer)], updates)
+    for name, keys in plan["dtypes"].items():
+        for key in keys:
+            value = states[name][key] if engine.comm.rank == 0 else torch.empty(engine._sizes[name])
+            engine.set_parameter_state(name, key, value.float())
+    if rule is not None:
+        rule.take(plan["numbers"], plan["dtypes"])
+    optimizer._has_states = True
+    optimizer._pull_unless_set()
