@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 import shutil
 import sys
 import tempfile
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +49,14 @@ def wanted(function: str) -> tuple[bool, bool] | None:
     return None
 
 
+def refuse_copy(*_: object) -> NoReturn:
+    """ConfigError for an attempt to copy or pickle a parameter, or a model, of an engine."""
+    raise ConfigError(
+        "[Engine] cannot copy or pickle a parameter: it belongs to an engine. Hint: engine.unsharded_copy(), "
+        "engine.state_dict(), engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
+    )
+
+
 def _refuse_divided(engine: Engine) -> None:
     if engine._divided:
         raise ConfigError(
@@ -73,6 +83,22 @@ def whole_values(engine: Engine, *, everywhere: bool, host: bool) -> dict[str, t
     return found
 
 
+class _Hook:
+    """Of a module, which is not copied or pickled with it."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *words: Any) -> None:
+        self._call(*words)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copy()
+
+
 class ModelHooks:
     """Makes state_dict() and load_state_dict() of an engine's model right under torch.distributed.checkpoint."""
 
@@ -86,12 +112,10 @@ class ModelHooks:
     def add(self) -> None:
         """[local] Registers them."""
         model: Any = self._model()
-        # Not bound methods: a copy of the module would copy this object.
-        take, give, forget = self._before_load, self._after_save, self._after_load
         self._handles = [
-            model._register_state_dict_hook(lambda *words: give(*words)),
-            model._register_load_state_dict_pre_hook(lambda *words: take(*words)),
-            model.register_load_state_dict_post_hook(lambda *words: forget(*words)),
+            model._register_state_dict_hook(_Hook(self._after_save)),
+            model._register_load_state_dict_pre_hook(_Hook(self._before_load)),
+            model.register_load_state_dict_post_hook(_Hook(self._after_load)),
         ]
 
     def remove(self) -> None:
@@ -191,6 +215,9 @@ class _Elsewhere(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
 
     def __getitem__(self, key: str) -> NoReturn:
         if key not in self._names:
@@ -335,9 +362,9 @@ def _ours(engine: Engine, optimizer: torch.optim.Optimizer, given: Mapping[str, 
 
 
 def _checked(engine: Engine, states: dict[str, dict[str, Any]]) -> int | None:
-    """[local] The number of updates that the states say, of a built-in rule. ConfigError for what does not fit.
+    """[local] The number of updates that the states say. ConfigError for what does not fit.
 
-    Leaves the states that have a value per element.
+    Of a built-in rule it leaves the states that have a value per element.
     """
     trained, per_element, rule = engine._groups.trained, _per_element(engine), engine._rule
     if frozen := [name for name in states if name not in trained]:
@@ -352,10 +379,11 @@ def _checked(engine: Engine, states: dict[str, dict[str, Any]]) -> int | None:
                 elif not whole:
                     got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
                     _refuse(f"{key} of {name}: got {got}, expected a tensor of shape {tuple(engine._sizes[name])}")
-            elif rule is None:
-                if key == "step":
-                    counts[int(value)] = name
-                elif key != "mu_product" and value is not None:
+                continue
+            if key == "step":
+                counts.setdefault(int(value), name)
+            if rule is None:
+                if key not in ("step", "mu_product") and value is not None:
                     _refuse(
                         f"got a state {key} of {name}, expected {', '.join(('step', *per_element))}. Hint: the "
                         "dictionary is of another optimizer, or of one with other flags"
@@ -363,13 +391,13 @@ def _checked(engine: Engine, states: dict[str, dict[str, Any]]) -> int | None:
                 del state[key]
         if rule is None and (missing := [key for key in per_element if key not in state]):
             _refuse(f"got no {', '.join(missing)} of {name}, expected {', '.join(per_element)}")
-    if len(counts) > 1:
+    if rule is None and len(counts) > 1:
         (a, one), (b, other) = list(counts.items())[:2]
         _refuse(
             f"got {a} updates of {one} and {b} of {other}: parameters were frozen for some of them, and counts of "
             "each are in checkpoints alone. Hint: engine.load_checkpoint(dir)"
         )
-    return next(iter(counts), None)
+    return max(counts, default=None)
 
 
 def _set_count(engine: Engine, names: Sequence[str], updates: int) -> None:
@@ -387,7 +415,9 @@ def _set_count(engine: Engine, names: Sequence[str], updates: int) -> None:
             from torch.distributed.checkpoint.state_dict_saver import save
 
             count = {"state": {name: {"step": torch.tensor(float(updates))}}}
-            save({"model": {name: value}, "optim": count}, checkpoint_id=str(folder), no_dist=True)
+            with warnings.catch_warnings():  # that there is one process
+                warnings.simplefilter("ignore")
+                save({"model": {name: value}, "optim": count}, checkpoint_id=str(folder), no_dist=True)
         engine.comm.barrier()
         options = _native.ImportOptions()
         options.only = options.partial = [exact_pattern(name)]
@@ -456,11 +486,14 @@ def load(
         raise ConfigError(told["fault"])
     plan = decoded(told["plan"])
     _take_groups(optimizer, plan["groups"])
-    any_states = any(plan["dtypes"].values())
-    if rule is None and (any_states or plan["updates"] is not None):
-        updates = plan["updates"] if plan["updates"] is not None else max(1, _applied(engine))
-        if updates != _applied(engine) or not engine._groups.counts_are_equal:
-            _set_count(engine, [name for name, _ in _members(engine, optimizer)], updates)
+    updates = plan["updates"]
+    if updates is None and any(plan["dtypes"].values()):
+        if optimizer._scheduled and engine.comm.rank == 0:
+            text = "load_state_dict: the states say no number of updates; the configuration's schedule goes on from %d"
+            logging.getLogger("libzero").warning(text, _applied(engine))
+        updates = max(1, _applied(engine))
+    if updates is not None and (updates != _applied(engine) or not engine._groups.counts_are_equal):
+        _set_count(engine, [name for name, _ in _members(engine, optimizer)], updates)
     for name, keys in plan["dtypes"].items():
         for key in keys:
             value = states[name][key] if engine.comm.rank == 0 else torch.empty(engine._sizes[name])

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -27,7 +27,7 @@ from libzero._divided import hand_over
 from libzero._native import Options
 from libzero.config import Config, as_options
 from libzero._updates import Updates, client_updates
-from libzero._whole import ModelHooks, groups_of, load, states_by_name
+from libzero._whole import ModelHooks, groups_of, load, refuse_copy, states_by_name
 from libzero.communicator import Communicator, default_communicator
 from libzero.errors import ConfigError
 from libzero.memory import Memory
@@ -118,13 +118,6 @@ def build(make: Callable[[], M], config: Config | None = None, device: torch.dev
         as_options(config)
     made: M = _native.build(make, None if device is None else torch.device(device))
     return made
-
-
-def _refuse_copy(*_: object) -> NoReturn:
-    raise ConfigError(
-        "[Engine] cannot copy or pickle a parameter: it belongs to an engine. Hint: engine.unsharded_copy(), "
-        "engine.state_dict(), engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
-    )
 
 
 def _copied(p: torch.nn.Parameter) -> torch.nn.Parameter:
@@ -262,7 +255,7 @@ class Engine:
             self._native.add_up()
             self._native.leave_out(list(updates.unlisted))
         for p in held.values():
-            p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
+            p.__dict__.update(__deepcopy__=refuse_copy, __reduce_ex__=refuse_copy)
         _live.add(self)
 
     # ---- training ----
@@ -526,6 +519,8 @@ class Engine:
         """[collective] if modules have an extra state: all ranks store all of them."""
         self.optimizer._prepare_save()
         carried = Carried.of(user_state, self.optimizer._kept(), self._all_extra_states(), self._all_rules())
+        self._groups.look_at_flags()
+        carried = replace(carried, equal_counts=self._groups.counts_are_equal)
         self._native.set_user_state(carried.text)
         self._native.refresh_buffers(self._original)
 
@@ -599,7 +594,6 @@ class Engine:
         """
         self._native.refresh_buffers(self._original)
         taken = self._native.load_checkpoint(os.fspath(path), tag, weights_only, _patterns(partial))
-        self._groups.forget_counts(weights_only or not _missed_steps(Path(path) / taken))
         if weights_only:
             self.optimizer._pull_unless_set()
             # The user state stays, but extra states belong to the modules.
@@ -607,6 +601,7 @@ class Engine:
             if self._rule is not None:
                 self._rule.forget()
             carried = Carried.read(json.loads(manifest.read_text())["user_state"] if self._has_extra else "")
+            self._groups.forget_counts()
         else:
             carried = Carried.read(self._native.user_state())
             if self._rule is not None:
@@ -618,6 +613,7 @@ class Engine:
                     raise ConfigError(message) from None
             self.optimizer._pull()
             self.optimizer._restore(carried.groups)
+            self._groups.forget_counts(carried.equal_counts and not _missed_steps(Path(path) / taken))
         self._restore_extra(carried)
         return taken
 
@@ -947,7 +943,8 @@ def _settings_of(updates: Updates, config: Config) -> dict[str, Any]:
 
 def _missed_steps(checkpoint: Path) -> dict[str, int]:
     """[local] Of parameters that were frozen in some updates of the run that saved it."""
-    missed: dict[str, int] = json.loads((checkpoint / "manifest.json").read_text())["program"]["missed_steps"]
+    file = checkpoint / "manifest.json"  # a kept snapshot is no file
+    missed: dict[str, int] = json.loads(file.read_text())["program"]["missed_steps"] if file.exists() else {}
     return missed
 
 

@@ -149,15 +149,15 @@ class Optimizer(torch.optim.Optimizer):
         self.counts_are_equal = equal
         self._flags = [p.requires_grad for p in self._flagged]
 
-    def _look_at_flags(self) -> None:
-        """Notes parameters that were frozen or unfrozen since the engine was made."""
+    def look_at_flags(self) -> None:
+        """[local] Notes parameters that were frozen or unfrozen since the engine was made."""
         if (flags := [p.requires_grad for p in self._flagged]) != self._flags:
             self.counts_are_equal, self._flags = False, flags
             self.trained.update(name for name, p in self._module.named_parameters() if p.requires_grad)
 
     def require_equal_counts(self) -> None:
         """[local] ConfigError where parameters were frozen for some updates: the engine counts those of each."""
-        self._look_at_flags()
+        self.look_at_flags()
         if not self.counts_are_equal:
             raise ConfigError(
                 "[state_dict] parameters were frozen or unfrozen while the engine trained, and the numbers of their "
@@ -232,7 +232,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("[Optimizer::step] got a closure, expected none: the engine runs backward().")
         self._push()
         self._look_at_parameters()
-        self._look_at_flags()
+        self.look_at_flags()
         result = self._engine.step()
         if self._scheduled:
             self._pull()
