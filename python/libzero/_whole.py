@@ -89,8 +89,8 @@ class _Hook:
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
-    def __call__(self, *words: Any) -> None:
-        self._call(*words)
+    def __call__(self, *words: Any, **named: Any) -> None:
+        self._call(*words, **named)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         refuse_copy()
@@ -100,7 +100,8 @@ class _Hook:
 
 
 class ModelHooks:
-    """Makes state_dict() and load_state_dict() of an engine's model right under torch.distributed.checkpoint."""
+    """Makes state_dict() and load_state_dict() of an engine's model right under torch.distributed.checkpoint, and its
+    zero_grad() that of the program's optimizer."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = weakref.ref(engine)
@@ -112,6 +113,9 @@ class ModelHooks:
     def add(self) -> None:
         """[local] Registers them."""
         model: Any = self._model()
+        engine = self._engine()
+        if engine is not None and engine._takes_torchs_loop and "zero_grad" not in model.__dict__:
+            model.__dict__["zero_grad"] = _Hook(self._zero_grad)
         self._handles = [
             model._register_state_dict_hook(_Hook(self._after_save)),
             model._register_load_state_dict_pre_hook(_Hook(self._before_load)),
@@ -123,6 +127,16 @@ class ModelHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        model = self._model()
+        if model is not None and isinstance(model.__dict__.get("zero_grad"), _Hook):
+            del model.__dict__["zero_grad"]
+
+    def _zero_grad(self, *words: Any, **named: Any) -> None:
+        engine, model = self._engine(), self._model()
+        if engine is not None and not engine.closed:
+            engine._native.discard_gradients()
+        if model is not None:
+            type(model).zero_grad(model, *words, **named)
 
     def _keys(self, engine: Engine, prefix: str) -> Iterator[tuple[str, str]]:
         """Keys of torch's dictionary and names of the engine's parameters; tied ones have several keys."""
@@ -489,7 +503,7 @@ def load(
     updates = plan["updates"]
     if updates is None and any(plan["dtypes"].values()):
         if optimizer._scheduled and engine.comm.rank == 0:
-            text = "load_state_dict: the states say no number of updates; the configuration's schedule goes on from %d"
+            text = "load_state_dict: the states say no number of updates; the configuration's schedule continues from %d"
             logging.getLogger("libzero").warning(text, _applied(engine))
         updates = max(1, _applied(engine))
     if updates is not None and (updates != _applied(engine) or not engine._groups.counts_are_equal):

@@ -245,6 +245,7 @@ class Engine:
         self._groups = Optimizer(self._native, self._original)
         self.optimizer: Optimizer | ProgramOptimizer = self._groups
         """For torch's schedulers; see Optimizer, and ProgramOptimizer for a program's."""
+        self._takes_torchs_loop = updates is not None
         self._groups.belong_to(self)
         self._hooks = ModelHooks(self)
         if updates is not None and updates.optimizer is not None:

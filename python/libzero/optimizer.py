@@ -306,7 +306,7 @@ class ProgramOptimizer(torch.optim.Optimizer):
         self._members: list[list[int]] = []
         self._listed: list[list[int]] = []
         self._scheduled = False
-        self._has_states = False
+        self._has_states = self._zeroing = False
 
     def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
         """[local] engine: whose updates these are. scheduled: it moves rates."""
@@ -422,8 +422,19 @@ class ProgramOptimizer(torch.optim.Optimizer):
     _restore = restore
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """[local] On all ranks: drops the gradients since the last step(), which clears them, too."""
+        """[local] On all ranks: drops the gradients since the last step(), which clears them, too.
+
+        Then the zero_grad() of the program's class, if it has one of its own, finds none.
+        """
         self.engine._native.discard_gradients()
+        own: Any = (before_engine(self.optimizer) or type(self.optimizer)).zero_grad
+        if own is torch.optim.Optimizer.zero_grad or self._zeroing:  # its super().zero_grad() is this one
+            return
+        self._zeroing = True
+        try:
+            own(self.optimizer, **({} if set_to_none else {"set_to_none": False}))
+        finally:
+            self._zeroing = False
 
     def state_dict(self) -> dict[str, Any]:
         """[local] The groups, with numbers in place of parameters, and where the states are.
