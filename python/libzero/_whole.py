@@ -272,10 +272,6 @@ def names_of_states(engine: Engine, parameter: torch.Tensor) -> tuple[str, ...]:
     return ("step", *states, "mu_product") if _kind(engine) == "NAdam" else ("step", *states)
 
 
-def _applied(engine: Engine) -> int:
-    return engine.global_step - engine.skipped_steps
-
-
 def _mu_product(group: Mapping[str, Any], updates: int) -> float:
     """NAdam's, as torch multiplies it."""
     beta, decay = group["betas"][0], group["momentum_decay"]
@@ -317,9 +313,9 @@ def states_by_name(
     elif per_element and kind not in _UNCOUNTED:
         engine._groups.require_equal_counts()
         for name, group in members:
-            numbers[name] = {"step": torch.tensor(float(_applied(engine)))}
+            numbers[name] = {"step": torch.tensor(float(engine._updates()))}
             if kind == "NAdam":
-                numbers[name]["mu_product"] = torch.tensor(_mu_product(group, _applied(engine)))
+                numbers[name]["mu_product"] = torch.tensor(_mu_product(group, engine._updates()))
     found: dict[str, dict[str, Any]] = {}
     for name, _ in members:
         state = numbers.get(name, {})
@@ -504,9 +500,9 @@ def load(
     if updates is None and any(plan["dtypes"].values()):
         if optimizer._scheduled and engine.comm.rank == 0:
             text = "load_state_dict: the states say no number of updates; the configuration's schedule continues from %d"
-            logging.getLogger("libzero").warning(text, _applied(engine))
-        updates = max(1, _applied(engine))
-    if updates is not None and (updates != _applied(engine) or not engine._groups.counts_are_equal):
+            logging.getLogger("libzero").warning(text, engine._updates())
+        updates = max(1, engine._updates())
+    if updates is not None and (updates != engine._updates() or not engine._groups.counts_are_equal):
         _set_count(engine, [name for name, _ in _members(engine, optimizer)], updates)
     for name, keys in plan["dtypes"].items():
         for key in keys:

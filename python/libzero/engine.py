@@ -607,7 +607,7 @@ class Engine:
             carried = Carried.read(self._native.user_state())
             if self._rule is not None:
                 try:
-                    self._rule.restore([decoded(part) for part in carried.rules])
+                    self._restore_rule(carried, Path(path) / taken)
                 except ConfigError as fault:
                     self._native.close()
                     message = f"{fault} The engine is closed, because it has the checkpoint's weights."
@@ -617,6 +617,19 @@ class Engine:
             self._groups.forget_counts(carried.equal_counts and not _missed_steps(Path(path) / taken))
         self._restore_extra(carried)
         return taken
+
+    def _restore_rule(self, carried: Carried, checkpoint: Path) -> None:
+        """[local] A program's optimizer: its numbers, or the count of updates of a checkpoint without any, which was
+        imported from files of other libraries, or saved by the engine's own rule of this name."""
+        assert self._rule is not None
+        kind, missed = "", {}
+        if not carried.rules and (file := checkpoint / "manifest.json").exists():
+            kind, missed = json.loads(file.read_text())["optimizer"]["type"], _missed_steps(checkpoint)
+        if kind == self._rule.name:
+            counts = {name: self._updates() - missed.get(name, 0) for name in self._trained()}
+            self._rule.take_counts(counts, self._sizes)
+        else:
+            self._rule.restore([decoded(part) for part in carried.rules])
 
     def _restore_extra(self, carried: Carried) -> None:
         """[local] As Module.load_state_dict() does."""
@@ -733,11 +746,8 @@ class Engine:
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
-        if optimizer and self._rule is not None:
-            raise ConfigError(
-                f"[import_weights] optimizer: got True, expected False: {self._rule.name} is the program's, and other "
-                "libraries' files have no states of it. Hint: engine.load_checkpoint(dir)."
-            )
+        if optimizer and self._rule is not None:  # before anything changes: whether its states have other numbers
+            self._rule.counted(dict.fromkeys(self._trained(), 0), self._sizes)
         if optimizer:
             self.optimizer._push()  # which are compared with the files'
         options = _native.ImportOptions()
@@ -751,7 +761,17 @@ class Engine:
         found = self._native.import_weights(os.fspath(path), options)
         if optimizer:
             self.optimizer._pull()
+            self._groups.forget_counts()
+            if self._rule is not None:
+                self._rule.take_counts(dict.fromkeys(self._trained(), self._updates()), self._sizes)
         return ImportReport(**found)
+
+    def _trained(self) -> list[str]:
+        """[local] The parameters that a program's optimizer updates."""
+        return [name for name in self._rule.parameters() if name in self._groups.trained] if self._rule else []
+
+    def _updates(self) -> int:
+        return self.global_step - self.skipped_steps
 
     load_weights = import_weights
 

@@ -220,6 +220,10 @@ class ClientRule:
         """Whether a parameter is updated as a whole."""
         return self._groups.get(parameter) in self._whole
 
+    def parameters(self) -> list[str]:
+        """Names of those that it updates."""
+        return list(self._groups)
+
     def cost(self, parameter: str, shape: Sequence[int]) -> float:
         """The work of its update, in any unit: that of a product with its square, which Muon and the like compute."""
         return math.prod(shape) * float(min(shape) if len(shape) > 1 else 1)
@@ -460,6 +464,30 @@ class ClientRule:
         for name, values in numbers.items():
             kinds = {key: getattr(torch, dtype.removeprefix("torch.")) for key, dtype in dtypes[name].items()}
             self._records[name] = _Record(kinds, copy.deepcopy(values), self._updates)
+        self._flags = self._choices_of_groups()
+
+    def counted(self, updates: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, _Record]:
+        """What take_counts() takes. ConfigError for an optimizer that has other numbers, too."""
+        records = {}
+        for name, count in updates.items():
+            whole = self._groups[name] in self._whole
+            shape = shapes[name] if whole else [min(n, 2) for n in shapes[name]]  # keys and dtypes are the same
+            records[name] = record = self.first_record(name, shape)
+            if others := sorted(record.values.keys() - {"step"}):
+                raise ConfigError(
+                    f"[{self.name}] files of other libraries have no {', '.join(others)} of {name}. Hint: "
+                    "optimizer.load_state_dict() of a dictionary of torch."
+                )
+            step = record.values.get("step")
+            if step is not None:
+                tensor = isinstance(step, torch.Tensor)
+                record.values["step"] = torch.full_like(step, count) if tensor else type(step)(count)
+        return records
+
+    def take_counts(self, updates: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
+        """The number of updates of each parameter, for states per element that other libraries' files had."""
+        self._records = self.counted(updates, shapes)
+        self._updates = max(updates.values(), default=0)
         self._flags = self._choices_of_groups()
 
     def restore(self, parts: Sequence[Mapping[str, Any]]) -> None:
