@@ -746,7 +746,14 @@ class Engine:
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
-        if optimizer and self._rule is not None:  # before anything changes: whether its states have other numbers
+        if optimizer and self._rule is not None:  # before anything changes
+            for file in (Path(path) / "manifest.json", *Path(path).glob("*/manifest.json")):
+                kind = json.loads(file.read_text())["optimizer"]["type"] if file.is_file() else self._rule.name
+                if kind != self._rule.name:
+                    raise ConfigError(
+                        f"[import_weights] optimizer: got states of {kind} in {file.parent}, expected those of "
+                        f"{self._rule.name}. Hint: optimizer=False takes the weights."
+                    )
             self._rule.counted(dict.fromkeys(self._trained(), 0), self._sizes)
         if optimizer:
             self.optimizer._push()  # which are compared with the files'

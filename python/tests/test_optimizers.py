@@ -494,7 +494,7 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path: Path) -> None:
             engine.step()
     with libzero.Engine(network(), clean(0), optimizer=own) as engine:
         engine.load_checkpoint(tmp_path, weights_only=True)
-        with pytest.raises(libzero.ConfigError, match="optimizer: got True, expected False: SameStates"):
+        with pytest.raises(libzero.ConfigError, match="got states of AdamW in .*adamw, expected those of SameStates"):
             engine.import_weights(tmp_path / "adamw", optimizer=True)
 
 
