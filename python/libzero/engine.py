@@ -197,6 +197,8 @@ class Engine:
 
         With gradient_accumulation_steps 1 several backward() before a step() add up. gradient_clipping is 0 unless the
         configuration sets it.
+    optimizer_policy: "elements" or "whole": how the program's optimizer is sharded, instead of what a trial finds; also
+        for one that couples parameters, whose updates are then others than in a plain loop. The log says it.
     rule: what libzero.deepspeed has made of a program's optimizer.
     """
 
@@ -209,6 +211,7 @@ class Engine:
         mesh: Mesh | None = None,
         units: Iterable[str | type[torch.nn.Module]] | None = None,
         optimizer: torch.optim.Optimizer | Make | None = None,
+        optimizer_policy: str = "auto",
         rule: ClientRule | None = None,
     ) -> None:
         # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
@@ -217,8 +220,10 @@ class Engine:
             hand_over(self._original)
         settings: dict[str, Any] = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         updates: Updates | None = None
+        if optimizer is None and optimizer_policy != "auto":
+            raise ConfigError(f"[Engine] optimizer_policy: got {optimizer_policy!r} without an optimizer of the program")
         if optimizer is not None:
-            updates = _updates_of(optimizer, self._original)
+            updates = _updates_of(optimizer, self._original, optimizer_policy)
             settings.update(_settings_of(updates, config))
             rule = updates.rule
         options = as_options(config, settings)
@@ -931,12 +936,12 @@ class Engine:
         return names
 
 
-def _updates_of(optimizer: torch.optim.Optimizer | Make, model: torch.nn.Module) -> Updates:
+def _updates_of(optimizer: torch.optim.Optimizer | Make, model: torch.nn.Module, policy: str) -> Updates:
     """[local] Of a program's optimizer, or one that a function makes of the parameters that are trained."""
     made = optimizer
     if not isinstance(made, torch.optim.Optimizer):
         made = made([p for p in model.parameters() if p.requires_grad])
-    updates = client_updates(made, model)
+    updates = client_updates(made, model, policy=policy)
     if missing := [name for name, p in updates.unlisted.items() if p.requires_grad]:
         raise ConfigError(
             f"[Engine] the optimizer has not {', '.join(missing[:3])}{' and more' if missing[3:] else ''}, which the "

@@ -73,7 +73,10 @@ class Properties:
     def hint(self) -> str:
         """What to use instead of one that is coupled or refused."""
         if self.policy == "coupled":
-            return "gradient_clipping of the configuration in place of a norm in the optimizer"
+            return (
+                "gradient_clipping of the configuration in place of a norm in the optimizer; optimizer_policy of the "
+                'Engine, "elements" or "whole", if the difference does not matter'
+            )
         return "an optimizer whose step() takes no closure and draws no random numbers (docs/optimizers.md)"
 
 
@@ -669,12 +672,14 @@ def _undisturbed() -> Iterator[None]:
         random.setstate(before)
 
 
-def probe(optimizer: torch.optim.Optimizer) -> Properties:
+def probe(optimizer: torch.optim.Optimizer, policy: str = "auto") -> Properties:
     """[local] Runs a copy of the optimizer on small parameters, and says how an engine can shard its updates.
 
     The copy has its class, attributes and groups' numbers. The optimizer, its parameters and the random numbers of the
-    program stay as they are.
+    program stay as they are. policy: "elements" or "whole": how far updates in that way are from step()'s.
     """
+    if policy not in ("auto", "elements", "whole"):
+        raise ConfigError(f"[probe] policy: got {policy!r}, expected auto, elements or whole")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return Properties("refused", reason="step() needs a closure, but the engine runs backward()")
@@ -695,7 +700,7 @@ def probe(optimizer: torch.optim.Optimizer) -> Properties:
         return Properties("refused", reason=str(fault))
     with _undisturbed():
         try:
-            properties = _probed(_Trial(make, kinds))
+            properties = _probed(_Trial(make, kinds), policy)
         except Exception as fault:  # of a class that does what nobody expects
             return Properties("refused", reason=f"it cannot be tried: {type(fault).__name__}: {fault}")
     return replace(properties, groups=tuple(properties.groups[k] for k in kind_of) if properties.groups else ())
@@ -711,7 +716,7 @@ def _largest(parameters: Sequence[torch.Tensor]) -> frozenset[tuple[int, ...]]:
     return frozenset(shapes.values())
 
 
-def _probed(trial: _Trial) -> Properties:
+def _probed(trial: _Trial, policy: str) -> Properties:
     try:
         _seed(1)
         values, states = trial.joint()
@@ -741,6 +746,12 @@ def _probed(trial: _Trial) -> Properties:
         return largest, f"updates of parts of a parameter differ by {largest:.0e}"
 
     count = len(trial.groups)
+    if policy != "auto":
+        difference, reason = compared(range(count) if policy == "whole" else ())
+        if difference == _FAILED:
+            return Properties("refused", reason=f"updates of {policy} are not possible: {reason}")
+        by = f"updates differ by {difference:.0e} of their size" if difference > _CLOSE else ""
+        return Properties(policy, (policy,) * count, difference == 0, elements, numbers, difference, by)
     difference, reason = compared(())
     if difference <= _CLOSE:
         return Properties("elements", ("elements",) * count, difference == 0, elements, numbers, difference)

@@ -97,7 +97,7 @@ def test_what_a_program_of_torch_saved(name: str, tmp_path: Path) -> None:
         plain.continued(by_save, stage)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "RMSprop", nightly("Adam, own step")])
+@pytest.mark.parametrize("name", ["RMSprop", "Adam, own step", nightly("AdamW")])
 def test_import_weights_takes_states_and_counts(name: str, tmp_path: Path) -> None:
     plain = Plain(*KINDS[name], tmp_path)
     plain.continued(lambda engine, *_: engine.import_weights(plain.folder, optimizer=True))
