@@ -272,6 +272,51 @@ def names_of_states(engine: Engine, parameter: torch.Tensor) -> tuple[str, ...]:
     return ("step", *states, "mu_product") if _kind(engine) == "NAdam" else ("step", *states)
 
 
+class _Shards:
+    """Gathers states of parameters, each element sent once: engine.parameter_state() gathers a parameter's whole unit.
+
+    [collective]
+    """
+
+    def __init__(self, engine: Engine, names: Sequence[str], state: str) -> None:
+        engine.flush()
+        self._engine = engine
+        own = {name: engine.own_parameter_state(name, state) for name in names}
+        mine = {name: (begin, values.numel()) for name, (begin, values) in own.items()}
+        cut = engine._cut_parameters()  # by tensor parallelism: shards are of a rank's part
+        mine.update(dict.fromkeys(mine.keys() & cut.keys(), (0, -1)))
+        told = [json.loads(part) for part in engine.comm.all_gather_bytes(json.dumps(mine).encode())]
+        self._parts = {name: _covering([each[name] for each in told], math.prod(engine._sizes[name])) for name in names}
+
+    def whole(self, name: str, state: str, device: torch.device) -> torch.Tensor:
+        """On every rank, fp32, on the device of the engine's parameters."""
+        engine, parts = self._engine, self._parts[name]
+        if parts is None:
+            return engine.parameter_state(name, state)
+        begin, own = engine.own_parameter_state(name, state)
+        whole = torch.empty(math.prod(engine._sizes[name]), dtype=torch.float32, device=device)
+        for rank, first, last in parts:
+            if rank == engine.comm.rank:
+                whole[first:last] = own[first - begin : last - begin].to(device)
+            if engine.comm.size > 1:
+                engine.comm.broadcast(whole[first:last], rank).wait()
+        return whole.view(engine._sizes[name])
+
+
+def _covering(shards: Sequence[Sequence[int]], numel: int) -> list[tuple[int, int, int]] | None:
+    """Ranks and the elements [first, last) that are taken of theirs; None if they are not all of the parameter."""
+    parts, end = [], 0
+    if any(count < 0 for _, count in shards):
+        return None
+    while end < numel:
+        last, rank = max((begin + count, -rank) for rank, (begin, count) in enumerate(shards) if begin <= end)
+        if last <= end:
+            return None
+        parts.append((-rank, end, last))
+        end = last
+    return parts
+
+
 def _mu_product(group: Mapping[str, Any], updates: int) -> float:
     """NAdam's, as torch multiplies it."""
     beta, decay = group["betas"][0], group["momentum_decay"]
@@ -317,12 +362,14 @@ def states_by_name(
             if kind == "NAdam":
                 numbers[name]["mu_product"] = torch.tensor(_mu_product(group, engine._updates()))
     found: dict[str, dict[str, Any]] = {}
+    device = {name: p.device for name, p in engine._original.named_parameters()}
+    shards = _Shards(engine, [name for name, _ in members], per_element[0]) if per_element else None
     for name, _ in members:
         state = numbers.get(name, {})
         for key in per_element:
-            if rule is not None and key not in dtypes[name]:
+            if shards is None or (rule is not None and key not in dtypes[name]):
                 continue
-            value = engine.parameter_state(name, key)
+            value = shards.whole(name, key, device[name])
             if here:
                 dtype = dtypes[name][key] if rule is not None else value.dtype
                 state[key] = value.to("cpu" if host else value.device, dtype)

@@ -470,6 +470,29 @@ def test_an_average_of_whole_values_and_a_compiled_model() -> None:
     libzero.run_ranks(2, rank)
 
 
+def test_each_element_is_sent_once() -> None:
+    """Also those of parameters that lie in shards of several ranks, and beside others in a unit."""
+    base = network(width=40)
+    elements = sum(p.numel() for p in base.parameters())
+
+    def rank(comm: libzero.Communicator) -> int:
+        with libzero.Engine(copy.deepcopy(base), config(stage), comm=comm) as engine:
+            train(engine, range(2))
+            comm.reset_stats()
+            found = engine.full_optimizer_state_dict()
+            sent: int = comm.stats()["bytes_sent"]
+            for name, state in found.get("state", {}).items():
+                assert all(value.device.type == "cpu" for value in state.values()), name
+            for name, _ in base.named_parameters():
+                for key in ("exp_avg", "exp_avg_sq"):
+                    whole = engine.parameter_state(name, key)
+                    assert comm.rank > 0 or torch.equal(found["state"][name][key], whole)
+            return sent
+
+    for stage in (0, 3):
+        assert sum(libzero.run_ranks(3, rank)) <= 2 * 2 * 4 * elements  # two receive each element of two states
+
+
 def test_divided_experts_are_refused() -> None:
     def rank(comm: libzero.Communicator) -> None:
         moe = libzero.MoE(8, torch.nn.Linear(8, 8), num_experts=2, ep_size=2, k=1)
