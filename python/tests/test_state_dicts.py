@@ -471,7 +471,7 @@ def test_an_average_of_whole_values_and_a_compiled_model() -> None:
 
 
 def test_each_element_is_sent_once() -> None:
-    """Also those of parameters that lie in shards of several ranks, and beside others in a unit."""
+    """Also those of parameters that lie in shards of several ranks, and next to others in a unit."""
     base = network(width=40)
     elements = sum(p.numel() for p in base.parameters())
 
