@@ -1,8 +1,11 @@
 """States of optimizers that programs of torch have saved, in engines that run such an optimizer."""
 
 import copy
+import importlib.machinery
+import json
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import Programs, batch, config, find_zero, network, nightly, without
+from conftest import REPOSITORY, Programs, batch, config, find_zero, network, nightly, without
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import libzero
@@ -150,6 +153,55 @@ def test_numbers_that_files_lack_are_named(tmp_path: Path) -> None:
             assert engine.state_hash() == before
             engine.backward(engine(batch()).square().mean())
             engine.step()
+
+
+def fixtures() -> Any:
+    """The program that wrote tests/golden/interchange."""
+    loader = importlib.machinery.SourceFileLoader("fixtures", str(REPOSITORY / "script" / "make-interchange-fixtures"))
+    module = types.ModuleType("fixtures")
+    module.__file__ = loader.path
+    loader.exec_module(module)
+    return module
+
+
+class OwnAdamW(O.AdamW):
+    """Run by the program's own step()."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("name", [*(f"deepspeed-{stage}-fp32" for stage in (1, 3)), "universal-3",
+                                  nightly("deepspeed-2-fp32"), nightly("universal-2"), nightly("deepspeed-0-fp32")])  # fmt: skip
+def test_deepspeeds_files_continue_an_optimizer_of_the_program(name: str) -> None:
+    """Ten losses are those of the program of DeepSpeed that continued."""
+    safe_open = pytest.importorskip("safetensors").safe_open
+    pytest.importorskip("numpy")
+    made, folder = fixtures(), REPOSITORY / "tests" / "golden" / "interchange" / name
+    bf16 = name.startswith("universal")  # made of files of bf16
+    written = name.replace("universal-", "deepspeed-") + ("-bf16" if bf16 else "")
+    with safe_open(folder.parent / written / "expected.safetensors", "pt") as file:
+        losses = json.loads(file.metadata()["losses"])
+
+    def rank(comm: libzero.Communicator) -> list[float]:
+        torch.manual_seed(5)
+        model = made.Model()
+        optimizer = OwnAdamW(model.groups(), lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
+        settings = {**clean(3), "gradient_clipping": 1.0, "bf16": {"enabled": bf16}}
+        found = []
+        with libzero.Engine(model, settings, comm=comm, optimizer=optimizer) as engine:
+            engine.import_weights(folder, optimizer=True)
+            assert engine.global_step == 3
+            for step in range(3, 13):
+                logits = engine(made.tokens_of(comm.rank, step))
+                loss = torch.nn.functional.cross_entropy(logits.float(), made.tokens_of(comm.rank, step + 1))
+                found.append(loss.item())
+                engine.backward(loss)
+                engine.step()
+        return found
+
+    for found, theirs in zip(libzero.run_ranks(2, rank), losses, strict=True):
+        assert found == pytest.approx(theirs, rel=1e-4)
 
 
 FSDP = """
