@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 _CALLER = "torch.distributed.checkpoint.state_dict"
 
 
-def wanted(function: str) -> tuple[bool, bool] | None:
-    """[local] Whether a function of torch.distributed.checkpoint.state_dict is among the callers, and how it wants the
-    values: on every rank (else on rank 0), and in host memory."""
+def wanted() -> tuple[bool, bool] | None:
+    """[local] None unless torch.distributed.checkpoint.state_dict is among the callers; else how it wants the values: on
+    every rank (else on rank 0), and in host memory."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == function and frame.f_globals.get("__name__") == _CALLER:
+        if frame.f_globals.get("__name__") == _CALLER:
             info = frame.f_locals.get("info")
             host = bool(getattr(info, "cpu_offload", False))
             first = host and bool(getattr(info, "full_state_dict", False)) and torch.distributed.is_initialized()
@@ -145,7 +145,7 @@ class ModelHooks:
                 yield prefix + name, engine._names[id(p)]
 
     def _after_save(self, _: torch.nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-        engine, how = self._engine(), wanted("_get_model_state_dict")
+        engine, how = self._engine(), wanted()
         if engine is None or engine.closed or how is None:
             return
         _refuse_divided(engine)
@@ -158,7 +158,7 @@ class ModelHooks:
     def _before_load(self, state: dict[str, Any], prefix: str, *others: Any) -> None:
         errors: list[str] = others[-1]
         engine = self._engine()
-        if engine is None or engine.closed or wanted("_load_model_state_dict") is None:
+        if engine is None or engine.closed or wanted() is None:
             return
         _refuse_divided(engine)
         values: dict[str, torch.Tensor] = {}

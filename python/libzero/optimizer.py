@@ -244,7 +244,7 @@ class Optimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Refused, since one rank alone may ask: the states are sharded. [collective] under
         torch.distributed.checkpoint.state_dict: whole states."""
-        if (how := wanted("_get_optim_state_dict")) is not None:
+        if (how := wanted()) is not None:
             return state_dict_for_torch(self._engine_of_it(), self, how)
         raise ConfigError(
             "[Optimizer::state_dict] the states are sharded. Hint: engine.save_checkpoint(dir, tag), or on all ranks "
@@ -443,7 +443,7 @@ class ProgramOptimizer(torch.optim.Optimizer):
         states are sharded, and in the engine's checkpoints. [collective] under torch.distributed.checkpoint.state_dict:
         whole states.
         """
-        if (how := wanted("_get_optim_state_dict")) is not None:
+        if (how := wanted()) is not None:
             return state_dict_for_torch(self.engine, self, how)
         groups, count = [], 0
         for group in self.param_groups:
