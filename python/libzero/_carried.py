@@ -121,6 +121,8 @@ class Carried:
     world: int = 1
     rules: list[str] = field(default_factory=list)
     """What ranks have of a program's optimizer, encoded: ClientRule.kept()."""
+    equal_counts: bool = True
+    """All trained parameters have had as many updates."""
 
     @classmethod
     def of(
@@ -146,10 +148,13 @@ class Carried:
     def text(self) -> str:
         """The user state alone where there is nothing else, so that programs in other languages read it as it is."""
         state = self.user_state
-        if self.groups or self.extra or self.rules or (isinstance(state, dict) and _MARK in state):
+        more = self.groups or self.extra or self.rules or not self.equal_counts
+        if more or (isinstance(state, dict) and _MARK in state):
             parts = {"groups": self.groups, "extra": self.extra, "world": self.world}
             if self.rules:
                 parts["rules"] = self.rules
+            if not self.equal_counts:
+                parts["equal_counts"] = False
             state = {_MARK: parts, "user_state": state}
         return "" if state is None else json.dumps(state)
 
@@ -160,7 +165,8 @@ class Carried:
         if not (isinstance(state, dict) and set(state) == {_MARK, "user_state"}):
             return cls(state)
         parts = state[_MARK]
-        return cls(state["user_state"], parts["groups"], parts["extra"], parts["world"], parts.get("rules", []))
+        rules, equal = parts.get("rules", []), parts.get("equal_counts", True)
+        return cls(state["user_state"], parts["groups"], parts["extra"], parts["world"], rules, equal)
 
     def extra_of(self, rank: int) -> dict[str, Any]:
         """This rank's extra states by key. At another number of ranks W: those of rank % W, else the first that has."""

@@ -132,16 +132,22 @@ def _refuse_losses(optimizer: torch.optim.Optimizer, own: Own | None) -> None:
         refuse(why, "an optimizer that has not stepped or loaded; engine.load_checkpoint() continues a run")
 
 
-def run_own_step(updates: Updates, model: torch.nn.Module) -> None:
-    """[local] The optimizer's own step() in place of the engine's rule. CannotTakeOver where it cannot be sharded."""
+def run_own_step(updates: Updates, model: torch.nn.Module, policy: str = "auto") -> None:
+    """[local] The optimizer's own step() in place of the engine's rule. CannotTakeOver where it cannot be sharded.
+
+    policy: the program's word for how, which the log repeats with what it changes.
+    """
     optimizer = updates.optimizer
     assert optimizer is not None
-    found = probe(optimizer)
+    found = probe(optimizer, policy)
     if not found.groups:
         raise CannotTakeOver(optimizer, found.reason, found.hint)
-    if not found.exact:
-        name = type(optimizer).__name__
-        logging.getLogger("libzero").warning("%s: stages and numbers of ranks differ by rounding", name)
+    name, log = type(optimizer).__name__, logging.getLogger("libzero")
+    if policy != "auto":
+        what = f"; in a trial {found.reason}, and other stages and numbers of ranks differ" if found.reason else ""
+        log.warning("%s: optimizer_policy is %s%s", name, policy, what)
+    elif not found.exact:
+        log.warning("%s: stages and numbers of ranks differ by rounding", name)
     number = {id(p): g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
     names = {name: number[id(p)] for name, p in compiled_from(model).named_parameters() if id(p) in number}
     whole = [g for g, policy in enumerate(found.groups) if policy == "whole"]
@@ -156,7 +162,9 @@ def _has_history(state: Mapping[str, Any]) -> bool:
     return any(value is not None for value in state.values())
 
 
-def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module, own: Own | None = None) -> Updates:
+def client_updates(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, own: Own | None = None, policy: str = "auto"
+) -> Updates:
     """[local] Of a program's optimizer. ConfigError where its groups do not fit the model, or it cannot be sharded.
 
     own: the block "optimizer" of a class that the engine has as a rule, besides those of torch; None for another one.
@@ -167,7 +175,10 @@ def client_updates(optimizer: torch.optim.Optimizer, model: torch.nn.Module, own
     base = updates.base
     updates.block = _built_in(optimizer, own)
     if updates.block is None:
-        run_own_step(updates, model)
+        run_own_step(updates, model, policy)
+    elif policy != "auto":
+        hint = "leave it out, or a subclass with a step() of its own"
+        raise CannotTakeOver(optimizer, f"optimizer_policy is {policy}, but the engine's own rule updates it", hint)
     else:
         updates.block["params"].update(lr=float(base["lr"]), weight_decay=float(base.get("weight_decay", 0)))
     return updates

@@ -13,7 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -28,6 +28,7 @@ from libzero._divided import hand_over
 from libzero._native import Options
 from libzero.config import Config, as_options
 from libzero._updates import Updates, client_updates
+from libzero._whole import ModelHooks, groups_of, load, refuse_copy, states_by_name
 from libzero.communicator import Communicator, default_communicator
 from libzero.errors import ConfigError
 from libzero.memory import Memory
@@ -132,13 +133,6 @@ def _with_tables(
     return as_options(config, {**settings, key: [*named, *map(exact_pattern, tables)]})
 
 
-def _refuse_copy(*_: object) -> NoReturn:
-    raise ConfigError(
-        "[Engine] cannot copy or pickle a parameter: it belongs to an engine. Hint: engine.unsharded_copy(), "
-        "engine.state_dict(), engine.full_state_dict(), or model.state_dict() inside engine.gathered_parameters()."
-    )
-
-
 def _copied(p: torch.nn.Parameter) -> torch.nn.Parameter:
     """[local] One that belongs to no engine."""
     made = torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
@@ -216,6 +210,8 @@ class Engine:
 
         With gradient_accumulation_steps 1 several backward() before a step() add up. gradient_clipping is 0 unless the
         configuration sets it.
+    optimizer_policy: "elements" or "whole": how the program's optimizer is sharded, instead of what a trial finds; also
+        for one that couples parameters, whose updates are then others than in a plain loop. The log says it.
     rule: what libzero.deepspeed has made of a program's optimizer.
     """
 
@@ -228,6 +224,7 @@ class Engine:
         mesh: Mesh | None = None,
         units: Iterable[str | type[torch.nn.Module]] | None = None,
         optimizer: torch.optim.Optimizer | Make | None = None,
+        optimizer_policy: str = "auto",
         rule: ClientRule | None = None,
     ) -> None:
         # Names are those of the module that torch.compile wrapped, so that checkpoints do not depend on it.
@@ -236,8 +233,10 @@ class Engine:
             hand_over(self._original)
         settings: dict[str, Any] = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         updates: Updates | None = None
+        if optimizer is None and optimizer_policy != "auto":
+            raise ConfigError(f"[Engine] optimizer_policy: got {optimizer_policy!r} without an optimizer of the program")
         if optimizer is not None:
-            updates = _updates_of(optimizer, self._original)
+            updates = _updates_of(optimizer, self._original, optimizer_policy)
             settings.update(_settings_of(updates, config))
             rule = updates.rule
         options = _with_tables(as_options(config, settings), config, settings, self._original)
@@ -264,6 +263,9 @@ class Engine:
         self._groups = Optimizer(self._native, self._original)
         self.optimizer: Optimizer | ProgramOptimizer = self._groups
         """For torch's schedulers; see Optimizer, and ProgramOptimizer for a program's."""
+        self._takes_torchs_loop = updates is not None
+        self._groups.belong_to(self)
+        self._hooks = ModelHooks(self)
         if updates is not None and updates.optimizer is not None:
             self.optimizer = client = same_object(updates.optimizer, ProgramOptimizer)
             client.bind(self, updates, self._groups._scheduled)
@@ -272,7 +274,7 @@ class Engine:
             self._native.add_up()
             self._native.leave_out(list(updates.unlisted))
         for p in held.values():
-            p.__dict__.update(__deepcopy__=_refuse_copy, __reduce_ex__=_refuse_copy)
+            p.__dict__.update(__deepcopy__=refuse_copy, __reduce_ex__=refuse_copy)
         _live.add(self)
 
     # ---- training ----
@@ -448,6 +450,26 @@ class Engine:
         """[collective] Unsharded fp32 masters by parameter name, in host memory of rank 0; empty on other ranks."""
         return self._native.full_state_dict()
 
+    def full_optimizer_state_dict(self) -> dict[str, Any]:
+        """[collective] The optimizer's states and groups as torch.distributed.checkpoint has them: {"state": {name:
+        {"step": .., "exp_avg": ..}}, "param_groups": [{"lr": .., "params": [name]}]}.
+
+        Whole tensors in host memory of rank 0; empty on other ranks. States of 16 and 8 bits of a built-in rule in
+        fp32. get_optimizer_state_dict(model, optimizer) of torch gives the same, and set_optimizer_state_dict() or
+        set_full_optimizer_state_dict() takes it.
+        """
+        states = states_by_name(self, self.optimizer, everywhere=False, host=True)
+        if self.comm.rank != 0:
+            return {}
+        return {"state": states, "param_groups": groups_of(self.optimizer, lambda p: self._names[id(p)])}
+
+    def set_full_optimizer_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """[collective] Takes rank 0's, between steps: states, numbers of the groups, and the count of updates.
+
+        ConfigError for states that do not fit, and for flags of groups that make another rule.
+        """
+        load(self, self.optimizer, state_dict, complete=True)
+
     def parameter_state(self, parameter: str | torch.nn.Parameter, state: str = "master") -> torch.Tensor:
         """[collective] One fp32 state of a parameter, of its shape, on every rank.
 
@@ -516,6 +538,8 @@ class Engine:
         """[collective] if modules have an extra state: all ranks store all of them."""
         self.optimizer._prepare_save()
         carried = Carried.of(user_state, self.optimizer._kept(), self._all_extra_states(), self._all_rules())
+        self._groups.look_at_flags()
+        carried = replace(carried, equal_counts=self._groups.counts_are_equal)
         self._native.set_user_state(carried.text)
         self._native.refresh_buffers(self._original)
 
@@ -596,19 +620,34 @@ class Engine:
             if self._rule is not None:
                 self._rule.forget()
             carried = Carried.read(json.loads(manifest.read_text())["user_state"] if self._has_extra else "")
+            self._groups.forget_counts()
         else:
             carried = Carried.read(self._native.user_state())
             if self._rule is not None:
                 try:
-                    self._rule.restore([decoded(part) for part in carried.rules])
+                    self._restore_rule(carried, Path(path) / taken)
                 except ConfigError as fault:
                     self._native.close()
                     message = f"{fault} The engine is closed, because it has the checkpoint's weights."
                     raise ConfigError(message) from None
             self.optimizer._pull()
             self.optimizer._restore(carried.groups)
+            self._groups.forget_counts(carried.equal_counts and not _missed_steps(Path(path) / taken))
         self._restore_extra(carried)
         return taken
+
+    def _restore_rule(self, carried: Carried, checkpoint: Path) -> None:
+        """[local] A program's optimizer: its numbers, or the count of updates of a checkpoint without any, which was
+        imported from files of other libraries, or saved by the engine's own rule of this name."""
+        assert self._rule is not None
+        kind, missed = "", {}
+        if not carried.rules and (file := checkpoint / "manifest.json").exists():
+            kind, missed = json.loads(file.read_text())["optimizer"]["type"], _missed_steps(checkpoint)
+        if kind == self._rule.name:
+            counts = {name: self._updates() - missed.get(name, 0) for name in self._trained()}
+            self._rule.take_counts(counts, self._sizes)
+        else:
+            self._rule.restore([decoded(part) for part in carried.rules])
 
     def _restore_extra(self, carried: Carried) -> None:
         """[local] As Module.load_state_dict() does."""
@@ -725,11 +764,15 @@ class Engine:
         Between steps. ConfigError with all that does not fit, IoError for damaged files.
         """
         self._native.refresh_buffers(self._original)
-        if optimizer and self._rule is not None:
-            raise ConfigError(
-                f"[import_weights] optimizer: got True, expected False: {self._rule.name} is the program's, and other "
-                "libraries' files have no states of it. Hint: engine.load_checkpoint(dir)."
-            )
+        if optimizer and self._rule is not None:  # before anything changes
+            for file in (Path(path) / "manifest.json", *Path(path).glob("*/manifest.json")):
+                kind = json.loads(file.read_text())["optimizer"]["type"] if file.is_file() else self._rule.name
+                if kind != self._rule.name:
+                    raise ConfigError(
+                        f"[import_weights] optimizer: got states of {kind} in {file.parent}, expected those of "
+                        f"{self._rule.name}. Hint: optimizer=False takes the weights."
+                    )
+            self._rule.counted(dict.fromkeys(self._trained(), 0), self._sizes)
         if optimizer:
             self.optimizer._push()  # which are compared with the files'
         options = _native.ImportOptions()
@@ -743,7 +786,17 @@ class Engine:
         found = self._native.import_weights(os.fspath(path), options)
         if optimizer:
             self.optimizer._pull()
+            self._groups.forget_counts()
+            if self._rule is not None:
+                self._rule.take_counts(dict.fromkeys(self._trained(), self._updates()), self._sizes)
         return ImportReport(**found)
+
+    def _trained(self) -> list[str]:
+        """[local] The parameters that a program's optimizer updates."""
+        return [name for name in self._rule.parameters() if name in self._groups.trained] if self._rule else []
+
+    def _updates(self) -> int:
+        return self.global_step - self.skipped_steps
 
     load_weights = import_weights
 
@@ -759,7 +812,11 @@ class Engine:
         """
         with self.gathered_parameters():
             whole = {id(p): _copied(p) for p in self._original.parameters()}
-            return copy.deepcopy(self._original, whole)
+            self._hooks.remove()
+            try:
+                return copy.deepcopy(self._original, whole)
+            finally:
+                self._hooks.add()
 
     # ---- state and measurements ----
     def memory(self) -> Memory:
@@ -849,6 +906,7 @@ class Engine:
         if self.closed:
             return
         self._native.close()
+        self._hooks.remove()
         for p in self.module.parameters():
             for name in ("__deepcopy__", "__reduce_ex__"):
                 p.__dict__.pop(name, None)
@@ -891,12 +949,12 @@ class Engine:
         return names
 
 
-def _updates_of(optimizer: torch.optim.Optimizer | Make, model: torch.nn.Module) -> Updates:
+def _updates_of(optimizer: torch.optim.Optimizer | Make, model: torch.nn.Module, policy: str) -> Updates:
     """[local] Of a program's optimizer, or one that a function makes of the parameters that are trained."""
     made = optimizer
     if not isinstance(made, torch.optim.Optimizer):
         made = made([p for p in model.parameters() if p.requires_grad])
-    updates = client_updates(made, model)
+    updates = client_updates(made, model, policy=policy)
     if missing := [name for name, p in updates.unlisted.items() if p.requires_grad]:
         raise ConfigError(
             f"[Engine] the optimizer has not {', '.join(missing[:3])}{' and more' if missing[3:] else ''}, which the "
@@ -927,6 +985,13 @@ def _settings_of(updates: Updates, config: Config) -> dict[str, Any]:
     if updates.patterns:
         settings["libzero.parameter_groups"] = updates.patterns
     return settings
+
+
+def _missed_steps(checkpoint: Path) -> dict[str, int]:
+    """[local] Of parameters that were frozen in some updates of the run that saved it."""
+    file = checkpoint / "manifest.json"  # a kept snapshot is no file
+    missed: dict[str, int] = json.loads(file.read_text())["program"]["missed_steps"] if file.exists() else {}
+    return missed
 
 
 def _unit_names(model: torch.nn.Module, units: Iterable[str | type[torch.nn.Module]]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import types
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +14,7 @@ import torch
 from libzero import _native
 from libzero._carried import kept_in_groups
 from libzero._updates import Updates, before_engine
+from libzero._whole import HeldStates, load, names_of_states, state_dict_for_torch, wanted
 from libzero.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,8 +120,50 @@ class Optimizer(torch.optim.Optimizer):
         self._scheduled = effective.get("scheduler.type", "") not in ("", "null", '""')
         super().__init__(groups, {"lr": engine.lr(0), **shown})
         self.defaults = {key: self.defaults[key] for key in ("lr", *own)}
+        self._owner: Callable[[], Engine | None] = lambda: None
+        self._has_states = False
+        self._flagged = list(module.parameters())
+        self.forget_counts()
+        self.trained = {name for name, p in module.named_parameters() if p.requires_grad}
+        """Names of the parameters that have states: those that are trained or were."""
         self._fixed = [{key: group[key] for key in keys} for group in self.param_groups]
         self._start = [dict(fixed) for fixed in self._fixed]
+
+    def belong_to(self, engine: Engine) -> None:
+        """[local] Whose updates these are."""
+        self._owner = owner = weakref.ref(engine)
+
+        def names(parameter: torch.Tensor) -> Sequence[str]:
+            found = owner()
+            return () if found is None or found.closed else names_of_states(found, parameter)
+
+        self.state = HeldStates(names, {})  # type: ignore[assignment]
+
+    def _engine_of_it(self) -> Engine:
+        engine = self._owner()
+        if engine is None:
+            raise ConfigError("[Optimizer] cannot use the optimizer: its engine is gone, or not complete yet")
+        return engine
+
+    def forget_counts(self, equal: bool = True) -> None:
+        """[local] After a load. equal: all trained parameters have had as many updates."""
+        self.counts_are_equal = equal
+        self._flags = [p.requires_grad for p in self._flagged]
+
+    def look_at_flags(self) -> None:
+        """[local] Notes parameters that were frozen or unfrozen since the engine was made."""
+        if (flags := [p.requires_grad for p in self._flagged]) != self._flags:
+            self.counts_are_equal, self._flags = False, flags
+            self.trained.update(name for name, p in self._module.named_parameters() if p.requires_grad)
+
+    def require_equal_counts(self) -> None:
+        """[local] ConfigError where parameters were frozen for some updates: the engine counts those of each."""
+        self.look_at_flags()
+        if not self.counts_are_equal:
+            raise ConfigError(
+                "[state_dict] parameters were frozen or unfrozen while the engine trained, and the numbers of their "
+                "updates are in checkpoints alone. Hint: engine.save_checkpoint(dir, tag)."
+            )
 
     def _push(self) -> None:
         """Passes the program's learning rates and other numbers to the engine."""
@@ -189,6 +233,7 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("[Optimizer::step] got a closure, expected none: the engine runs backward().")
         self._push()
         self._look_at_parameters()
+        self.look_at_flags()
         result = self._engine.step()
         if self._scheduled:
             self._pull()
@@ -198,12 +243,18 @@ class Optimizer(torch.optim.Optimizer):
         """Does nothing: step() clears the gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Refused: the states are sharded."""
-        raise ConfigError("[Optimizer::state_dict] the states are sharded. Hint: engine.save_checkpoint(dir, tag).")
+        """Refused, since one rank alone may ask: the states are sharded. [collective] under
+        torch.distributed.checkpoint.state_dict: whole states."""
+        if (how := wanted()) is not None:
+            return state_dict_for_torch(self._engine_of_it(), self, how)
+        raise ConfigError(
+            "[Optimizer::state_dict] the states are sharded. Hint: engine.save_checkpoint(dir, tag), or on all ranks "
+            "engine.full_optimizer_state_dict() or get_optimizer_state_dict() of torch.distributed.checkpoint."
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refused: the states are sharded."""
-        raise ConfigError("[Optimizer::load_state_dict] the states are sharded. Hint: engine.load_checkpoint(dir).")
+        """[collective] Whole states in torch's form, those of rank 0. Between steps."""
+        load(self._engine_of_it(), self, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after construction: the engine's parameters are those of its model."""
@@ -225,6 +276,7 @@ class Optimizer(torch.optim.Optimizer):
 _RULE = ("betas", "eps", "momentum", "dampening", "nesterov", "weight_decay", "lr_decay", "bias_correction", "amsgrad")
 """What a rule of the engine has; a group's other keys are a scheduler's or the program's."""
 _ELSEWHERE = "the states are in the engine's checkpoints: engine.save_checkpoint(dir, tag), engine.load_checkpoint(dir)"
+_NO_STATES = "cannot load the states of an optimizer of torch: there are none in it. Hint: engine.load_checkpoint(dir)."
 
 
 class ProgramOptimizer(torch.optim.Optimizer):
@@ -255,11 +307,12 @@ class ProgramOptimizer(torch.optim.Optimizer):
         self._members: list[list[int]] = []
         self._listed: list[list[int]] = []
         self._scheduled = False
-        self._has_states = False
+        self._has_states = self._zeroing = False
 
     def bind(self, engine: Engine, updates: Updates, scheduled: bool) -> None:
         """[local] engine: whose updates these are. scheduled: it moves rates."""
         self._engine, self._members, self._scheduled = engine, updates.members, scheduled
+        self.state = HeldStates(lambda p: names_of_states(engine, p), self.state)  # type: ignore[assignment]
         self._listed = self._parameters()
         if updates.rule is not None:  # the program's optimizer reads all of its numbers at each step
             self._numbers = [{} for _ in self.param_groups]
@@ -370,15 +423,29 @@ class ProgramOptimizer(torch.optim.Optimizer):
     _restore = restore
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """[local] On all ranks: drops the gradients since the last step(), which clears them, too."""
+        """[local] On all ranks: drops the gradients since the last step(), which clears them, too.
+
+        Then the zero_grad() of the program's class, if it has one of its own, finds none.
+        """
         self.engine._native.discard_gradients()
+        own: Any = (before_engine(self.optimizer) or type(self.optimizer)).zero_grad
+        if own is torch.optim.Optimizer.zero_grad or self._zeroing:  # its super().zero_grad() is this one
+            return
+        self._zeroing = True
+        try:
+            own(self.optimizer, **({} if set_to_none else {"set_to_none": False}))
+        finally:
+            self._zeroing = False
 
     def state_dict(self) -> dict[str, Any]:
         """[local] The groups, with numbers in place of parameters, and where the states are.
 
-        Frameworks put it into files of their own; load_state_dict() takes it back. The states are sharded, and in the
-        engine's checkpoints only.
+        Frameworks put it into files of their own, perhaps on one rank alone; load_state_dict() takes it back. The
+        states are sharded, and in the engine's checkpoints. [collective] under torch.distributed.checkpoint.state_dict:
+        whole states.
         """
+        if (how := wanted()) is not None:
+            return state_dict_for_torch(self.engine, self, how)
         groups, count = [], 0
         for group in self.param_groups:
             numbers = list(range(count, count + len(group["params"])))
@@ -387,11 +454,18 @@ class ProgramOptimizer(torch.optim.Optimizer):
         return {"state": {}, "param_groups": groups, "libzero": _ELSEWHERE}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """[local] What state_dict() gave, for the same groups: their rates. NotImplementedError for states."""
+        """[local] What state_dict() gave, for the same groups: their rates.
+
+        [collective] Between steps: whole states in torch's form, those of rank 0, with the numbers of the groups.
+        NotImplementedError where they lack.
+        """
         if state_dict.get("libzero") != _ELSEWHERE or state_dict.get("state"):
-            raise NotImplementedError(
-                "cannot load the states of an optimizer of torch: they are sharded. Hint: engine.load_checkpoint(dir)."
-            )
+            has_states = any(map(len, (names_of_states(self.engine, p) for g in self.param_groups for p in g["params"])))
+            if has_states and not state_dict.get("state"):
+                raise NotImplementedError(_NO_STATES)
+            load(self.engine, self, state_dict)
+            self._has_states = True
+            return
         both = (state_dict["param_groups"], self.param_groups)
         sizes = [[len(group["params"]) for group in groups] for groups in both]
         if sizes[0] != sizes[1]:

@@ -75,7 +75,10 @@ class Properties:
     def hint(self) -> str:
         """What to use instead of one that is coupled or refused."""
         if self.policy == "coupled":
-            return "gradient_clipping of the configuration in place of a norm in the optimizer"
+            return (
+                "gradient_clipping of the configuration in place of a norm in the optimizer; optimizer_policy of the "
+                'Engine, "elements" or "whole", if the difference does not matter'
+            )
         return "an optimizer whose step() takes no closure and draws no random numbers (docs/optimizers.md)"
 
 
@@ -207,6 +210,7 @@ class ClientRule:
         self._groups = groups
         self._whole = frozenset(whole)
         self._initial = _initial_state(optimizer)
+        self._copy = _copied(optimizer)
         self._attributes = set(vars(optimizer))  # of its class, not those that an engine adds
         self._records: dict[str, _Record] = {}
         self._next: dict[str, _Record] = {}
@@ -224,6 +228,10 @@ class ClientRule:
     def is_whole(self, parameter: str, shape: Sequence[int]) -> bool:
         """Whether a parameter is updated as a whole."""
         return self._groups.get(parameter) in self._whole
+
+    def parameters(self) -> list[str]:
+        """Names of those that it updates."""
+        return list(self._groups)
 
     def cost(self, parameter: str, shape: Sequence[int]) -> float:
         """The work of its update, in any unit: that of a product with its square, which Muon and the like compute."""
@@ -283,7 +291,7 @@ class ClientRule:
         for piece in pieces:
             p = torch.nn.Parameter(piece.master)
             p.grad = piece.gradient
-            if piece.count > 1:
+            if piece.count > 1 or piece.parameter in self._records:  # of a dictionary, without its count
                 state[p] = self._state_of(piece)
             elif self._initial:
                 state[p] = _made(self._initial, piece.master)
@@ -362,7 +370,9 @@ class ClientRule:
                 "checkpoint of another optimizer, load_checkpoint(weights_only=True) takes the weights."
             )
         state = copy.deepcopy(_numbers_of(record.values))
-        state.update((name, value) for name, value in record.values.items() if name not in state)
+        for name, value in record.values.items():
+            if name not in state:
+                state[name] = value.to(piece.master.device) if isinstance(value, torch.Tensor) else value
         for name, values in zip(self.states_of(piece.parameter), piece.states, strict=True):
             dtype = record.dtypes.get(name)
             if dtype is not None:
@@ -414,6 +424,82 @@ class ClientRule:
         return {"name": self.name, "updates": self._updates, "groups": self._numbers(), "records": records,
                 "parameters": parameters}  # fmt: skip
 
+    @staticmethod
+    def merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, _Record]:
+        """Of what kept() gave on all ranks: the newest record of each parameter."""
+        records: dict[str, _Record] = {}
+        for part in parts:
+            for name, (number, update) in part["parameters"].items():
+                entry = part["records"][number]
+                dtypes = {key: getattr(torch, dtype) for key, dtype in entry["dtypes"].items()}
+                if name not in records or update > records[name].update:
+                    records[name] = _Record(dtypes, copy.deepcopy(entry["values"]), update)
+        return records
+
+    def first_record(self, parameter: str, shape: Sequence[int]) -> _Record:
+        """What torch.distributed.checkpoint sees of a parameter before its first update: the states after one with
+        a rate of 0 and a gradient of zeros. ConfigError if the optimizer cannot do that."""
+        group = self._optimizer.param_groups[self._groups[parameter]]
+        numbers = {key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
+        if "lr" in numbers:
+            numbers["lr"] = numbers["lr"] * 0
+        p = torch.nn.Parameter(torch.zeros(tuple(shape)))
+        p.grad = torch.zeros_like(p)
+        try:
+            with _undisturbed():
+                made = self._copy([{**numbers, "params": [p]}])
+                if callable(train := getattr(made, "train", None)):
+                    train()
+                self._step(made)
+        except Exception as fault:
+            raise ConfigError(
+                f"[{self.name}] has no states of {parameter} before its first update: {type(fault).__name__}: {fault}. "
+                "Hint: after a step()."
+            ) from None
+        record = _Record()
+        for name, value in made.state.get(p, {}).items():
+            if name in self.states_of(parameter) and isinstance(value, torch.Tensor):
+                record.dtypes[name] = value.dtype
+            else:
+                record.values[name] = value
+        return record
+
+    def names_of_states(self, parameter: str, shape: Sequence[int]) -> tuple[str, ...]:
+        """Of one parameter; a rank has records of those that it updates."""
+        record = self._records.get(parameter) or self.first_record(parameter, shape)
+        return (*record.values, *record.dtypes)
+
+    def take(self, numbers: Mapping[str, dict[str, Any]], dtypes: Mapping[str, Mapping[str, str]]) -> None:
+        """Of a state dict, by parameter: the states that have no value per element, and the dtypes of the others."""
+        for name, values in numbers.items():
+            kinds = {key: getattr(torch, dtype.removeprefix("torch.")) for key, dtype in dtypes[name].items()}
+            self._records[name] = _Record(kinds, copy.deepcopy(values), self._updates)
+        self._flags = self._choices_of_groups()
+
+    def counted(self, updates: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> dict[str, _Record]:
+        """What take_counts() takes. ConfigError for an optimizer that has other numbers, too."""
+        records = {}
+        for name, count in updates.items():
+            whole = self._groups[name] in self._whole
+            shape = shapes[name] if whole else [min(n, 2) for n in shapes[name]]  # keys and dtypes are the same
+            records[name] = record = self.first_record(name, shape)
+            if others := sorted(record.values.keys() - {"step"}):
+                raise ConfigError(
+                    f"[{self.name}] files of other libraries have no {', '.join(others)} of {name}. Hint: "
+                    "optimizer.load_state_dict() of a dictionary of torch."
+                )
+            step = record.values.get("step")
+            if step is not None:
+                tensor = isinstance(step, torch.Tensor)
+                record.values["step"] = torch.full_like(step, count) if tensor else type(step)(count)
+        return records
+
+    def take_counts(self, updates: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
+        """The number of updates of each parameter, for states per element that other libraries' files had."""
+        self._records = self.counted(updates, shapes)
+        self._updates = max(updates.values(), default=0)
+        self._flags = self._choices_of_groups()
+
     def restore(self, parts: Sequence[Mapping[str, Any]]) -> None:
         """The same from a checkpoint, of all ranks that saved it. ConfigError for another optimizer's."""
         if not parts or parts[0]["name"] != self.name:
@@ -428,14 +514,7 @@ class ClientRule:
                 f"[load_checkpoint] got an optimizer with {len(groups) - 1} groups, expected "
                 f"{len(self._optimizer.param_groups)}"
             )
-        records: dict[str, _Record] = {}
-        for part in parts:
-            for name, (number, update) in part["parameters"].items():
-                entry = part["records"][number]
-                dtypes = {key: getattr(torch, dtype) for key, dtype in entry["dtypes"].items()}
-                if name not in records or update > records[name].update:
-                    records[name] = _Record(dtypes, copy.deepcopy(entry["values"]), update)
-        self._records = records
+        self._records = self.merged(parts)
         self._updates = parts[0]["updates"]
         self._attributes |= groups[-1].keys()
         *found_in_groups, own = copy.deepcopy(groups)
@@ -575,10 +654,10 @@ def _copied(optimizer: torch.optim.Optimizer) -> Make:
     if held := sorted(name for name, value in attributes.items() if _holds_parameters(value)):
         raise ConfigError(f"it keeps parameters or another optimizer in {', '.join(held)}, which the engine cannot cut")
 
-    initial = _initial_state(optimizer)
+    initial, kind = _initial_state(optimizer), type(optimizer)  # which an engine changes
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        made: torch.optim.Optimizer = object.__new__(type(optimizer))
+        made: torch.optim.Optimizer = object.__new__(kind)
         made.__dict__.update(copy.deepcopy(attributes))
         made.param_groups, made.state = groups, defaultdict(dict)
         if initial:
@@ -600,12 +679,14 @@ def _undisturbed() -> Iterator[None]:
         random.setstate(before)
 
 
-def probe(optimizer: torch.optim.Optimizer) -> Properties:
+def probe(optimizer: torch.optim.Optimizer, policy: str = "auto") -> Properties:
     """[local] Runs a copy of the optimizer on small parameters, and says how an engine can shard its updates.
 
     The copy has its class, attributes and groups' numbers. The optimizer, its parameters and the random numbers of the
-    program stay as they are.
+    program stay as they are. policy: "elements" or "whole": how far updates in that way are from step()'s.
     """
+    if policy not in ("auto", "elements", "whole"):
+        raise ConfigError(f"[probe] policy: got {policy!r}, expected auto, elements or whole")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return Properties("refused", reason="step() needs a closure, but the engine runs backward()")
@@ -626,7 +707,7 @@ def probe(optimizer: torch.optim.Optimizer) -> Properties:
         return Properties("refused", reason=str(fault))
     with _undisturbed():
         try:
-            properties = _probed(_Trial(make, kinds))
+            properties = _probed(_Trial(make, kinds), policy)
         except Exception as fault:  # of a class that does what nobody expects
             return Properties("refused", reason=f"it cannot be tried: {type(fault).__name__}: {fault}")
     if not properties.groups:
@@ -648,7 +729,7 @@ def _largest(parameters: Sequence[torch.Tensor]) -> frozenset[tuple[int, ...]]:
     return frozenset(shapes.values())
 
 
-def _probed(trial: _Trial) -> Properties:
+def _probed(trial: _Trial, policy: str) -> Properties:
     try:
         _seed(1)
         values, states = trial.joint()
@@ -683,6 +764,12 @@ def _probed(trial: _Trial) -> Properties:
         return largest, f"updates of parts of a parameter differ by {largest:.0e}"
 
     count = len(trial.groups)
+    if policy != "auto":
+        difference, reason = compared(range(count) if policy == "whole" else ())
+        if difference == _FAILED:
+            return Properties("refused", reason=f"updates of {policy} are not possible: {reason}")
+        by = f"updates differ by {difference:.0e} of their size" if difference > _CLOSE else ""
+        return Properties(policy, (policy,) * count, difference == 0, elements, of_groups, numbers, difference, by)
     difference, reason = compared(())
     if difference <= _CLOSE:
         return Properties("elements", ("elements",) * count, difference == 0, elements, of_groups, numbers, difference)

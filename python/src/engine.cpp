@@ -302,6 +302,9 @@ void bind_engine(py::module_& module) {
   collective(c, "set_gradient", &zero::Engine::set_gradient);
   collective(c, "set_own_gradient", &zero::Engine::set_own_gradient);
   collective(c, "parameter_state", &zero::Engine::parameter_state);
+  c.def("state_names", [](const PyEngine& self, const std::string& name) {
+    return self.local([&](zero::Engine& engine) { return engine.state_names(name); });
+  });
   c.def("own_parameter_state", [](const PyEngine& self, const std::string& name, const std::string& state) {
     auto own = self.local([&](zero::Engine& engine) { return engine.own_parameter_state(name, state); });
     return std::make_pair(own.begin, std::move(own.values));

@@ -174,3 +174,42 @@ def test_weights_that_cannot_be_loaded_into_parts() -> None:
             engine.load_module_state_dict(state, custom_load_fn=lambda src, dst: None)
 
     libzero.run_ranks(2, body)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_whole_state_dicts_of_torch_are_taken_back(stage: int) -> None:
+    """Masters and states of cut, frozen and tied parameters, in another engine, whose training continues."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+    models = [Model() for _ in range(8)]
+    full = StateDictOptions(full_state_dict=True)
+
+    def body(comm: libzero.Communicator) -> Any:
+        engine = libzero.Engine(models[comm.rank], config(stage))
+        train(engine)
+        model_state, states = get_state_dict(engine.module, engine.optimizer, options=full)
+        masters = engine.full_state_dict()
+        whole = {name: engine.parameter_state(name, "exp_avg") for name in states["state"]}
+        train(engine)
+        expected = engine.state_hash()
+        engine.close()
+        other = models[4 + comm.rank]
+        with torch.no_grad():
+            for p in other.parameters():
+                p.mul_(0.5)
+        with libzero.Engine(other, config(3 - stage)) as engine:
+            set_state_dict(other, engine.optimizer, model_state_dict=model_state, optim_state_dict=states, options=full)
+            train(engine)
+            return model_state, states, masters, whole, engine.state_hash() == expected
+
+    ranks = libzero.run_ranks(4, body)
+    masters = ranks[0][2]
+    for model_state, states, _, whole, same in ranks:
+        assert same and model_state["0.up.weight"].shape == (21, 15)
+        assert torch.equal(model_state["1.norm.weight"], model_state["0.norm.weight"])
+        for name, value in masters.items():
+            frozen = name == "1.down.weight"
+            assert torch.equal(model_state[name].float(), value), name
+            assert frozen != (name in states["state"])
+        for name, value in whole.items():
+            assert torch.equal(states["state"][name]["exp_avg"], value), name

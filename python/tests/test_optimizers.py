@@ -494,7 +494,7 @@ def test_another_optimizers_checkpoint_is_refused(tmp_path: Path) -> None:
             engine.step()
     with libzero.Engine(network(), clean(0), optimizer=own) as engine:
         engine.load_checkpoint(tmp_path, weights_only=True)
-        with pytest.raises(libzero.ConfigError, match="optimizer: got True, expected False: SameStates"):
+        with pytest.raises(libzero.ConfigError, match="got states of AdamW in .*adamw, expected those of SameStates"):
             engine.import_weights(tmp_path / "adamw", optimizer=True)
 
 
@@ -737,3 +737,65 @@ def test_hooks_of_the_engines_optimizer_are_called_once_a_step() -> None:
             engine.step()
         assert seen == [6, 6, 6]
 
+
+
+class LateNorm(Written):
+    """From its 15th update on it divides by the norm of the parameter's gradient: a trial of 13 does not show it."""
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any]) -> None:
+        state["updates"] = state.get("updates", 0) + 1
+        scale = float(p.grad.norm()) if state["updates"] >= 15 else 1.0
+        p.sub_(p.grad, alpha=group["lr"] / scale)
+
+
+class NormOfAll(Written):
+    """The same of all gradients, and no attribute has it."""
+
+    def update(self, group: dict[str, Any], p: torch.Tensor, state: dict[str, Any]) -> None:
+        norms = [each.grad.norm() for group in self.param_groups for each in group["params"]]
+        p.sub_(p.grad, alpha=group["lr"] / float(torch.stack(norms).norm()))
+
+
+@pytest.mark.parametrize("stage", [0, nightly(1), 3])
+def test_the_programs_word_for_how_it_is_sharded(stage: int, caplog: pytest.LogCaptureFixture) -> None:
+    base = network()
+
+    def run(make: Make, policy: str) -> Any:
+        def rank(comm: libzero.Communicator) -> Any:
+            model = copy.deepcopy(base)
+            with libzero.Engine(model, clean(stage), comm=comm, optimizer=make, optimizer_policy=policy) as engine:
+                for step in range(18):
+                    engine.backward(loss_of(_Called(engine, model), step, comm.rank))
+                    engine.step()
+                return engine.full_state_dict()
+
+        return libzero.run_ranks(2, rank)[0]
+
+    assert probe(LateNorm(network().parameters())).policy == "elements"
+    model = copy.deepcopy(base)
+    plain(model, LateNorm(model.parameters()), 18, 2)
+    found = run(lambda ps: LateNorm(ps), "whole")
+    assert "LateNorm: optimizer_policy is whole" in caplog.text and "in a trial" not in caplog.text
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
+    for policy in ("whole", "elements"):
+        values = run(lambda ps: NormOfAll(ps), policy)
+        assert all(bool(value.isfinite().all()) for value in values.values())
+        assert f"NormOfAll: optimizer_policy is {policy}; in a trial updates differ by" in caplog.text
+
+
+def test_a_word_that_cannot_be_followed() -> None:
+    for make, policy, why in (
+        (lambda ps: O.AdamW(ps), "whole", "optimizer_policy is whole, but the engine's own rule updates it"),
+        (lambda ps: Drawn(ps), "elements", "drawn at random"),
+        (lambda ps: GlobalNorm([*ps, torch.nn.Parameter(torch.ones(2))]), "whole", "parameter of shape .2,. that the"),
+        (lambda ps: O.Muon(matrices(ps)), "elements", "updates of elements are not possible: step.. of parts"),
+        (lambda ps: O.RMSprop(ps), "other", "got 'other', expected auto, elements or whole"),
+        (None, "whole", "got 'whole' without an optimizer of the program"),
+    ):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4, bias=False))
+        settings = config(1) if make is None else clean(1)
+        with pytest.raises(libzero.ConfigError, match=why):
+            libzero.Engine(model, settings, optimizer=make, optimizer_policy=policy)
+    with pytest.raises(libzero.ConfigError, match="couples parameters.*optimizer_policy of the Engine"):
+        libzero.Engine(network(), clean(1), optimizer=lambda ps: GlobalNorm(ps))

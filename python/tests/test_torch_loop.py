@@ -266,3 +266,46 @@ def test_clipping_is_the_configurations_if_it_says_so() -> None:
         assert result.grad_norm == pytest.approx(norm, rel=1e-5)
         for ours, theirs in zip(engine.unsharded_copy().parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("stage", [0, nightly(2), 3])
+def test_zero_grad_of_a_class_and_of_the_model(stage: int) -> None:
+    """A program's own zero_grad() is called, and that of the model drops gradients, as in a plain loop."""
+
+    class Counts(O.RMSprop):
+        calls = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.calls += 1
+            super().zero_grad(set_to_none)
+            assert all(p.grad is None for group in self.param_groups for p in group["params"])
+
+    class Plain(O.SGD):
+        calls = 0
+
+        def zero_grad(self) -> None:  # type: ignore[override]
+            self.calls += 1
+            super().zero_grad()
+
+    for kind in (Counts, Plain):
+        base = network()
+        plain, model = copy.deepcopy(base), copy.deepcopy(base)
+        reference, optimizer = kind(plain.parameters(), lr=0.01), kind(model.parameters(), lr=0.01)
+        with libzero.Engine(model, clean(stage), optimizer=optimizer) as engine:
+            for each, by in ((plain, reference), (model, optimizer)):
+                for step in range(4):
+                    each(batch(0, step + 10)).square().mean().backward()
+                    if step % 2:
+                        each.zero_grad()
+                    else:
+                        by.zero_grad()
+                    each.zero_grad(set_to_none=True)
+                    each(batch(0, step)).square().mean().backward()
+                    by.step()
+                    by.zero_grad()
+            assert optimizer.calls == reference.calls == 6
+            copied = engine.unsharded_copy()
+            assert "zero_grad" not in vars(copied)
+            for ours, theirs in zip(copied.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+        assert "zero_grad" not in vars(model)

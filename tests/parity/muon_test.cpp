@@ -172,6 +172,8 @@ TEST(Muon, AResumedRunEndsAsOneThatWasNot) {
       EXPECT_NO_THROW(engine.parameter_state("up.weight", "momentum_buffer"));
       EXPECT_THROW(engine.parameter_state("up.weight", "exp_avg"), ConfigError);
       EXPECT_NO_THROW(engine.parameter_state("up.bias", "exp_avg_sq"));
+      EXPECT_EQ(engine.state_names("mix"), (std::vector<std::string>{"momentum_buffer"}));
+      EXPECT_EQ(engine.state_names("table.weight"), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
     });
   EXPECT_EQ(hash, whole[0].hash);
 }

@@ -301,9 +301,13 @@ class Importer {
     m.libzero_version = ZERO_VERSION;
     m.created = base::utc_now();
     m.applied_steps = progress_.applied_steps;
+    if (m.applied_steps == 0 && slots_.contains("momentum_buffer")) {  // the first update would drop it
+      m.applied_steps = 1;
+      report_.remarks.push_back("the source does not count updates, and has momenta: counts 1");
+    }
     m.skipped_steps = progress_.skipped_steps;
     // Optimizers of others may count an update of their own before the first step.
-    m.global_steps = std::max(progress_.global_steps, progress_.applied_steps + progress_.skipped_steps);
+    m.global_steps = std::max(progress_.global_steps, m.applied_steps + progress_.skipped_steps);
     if (m.global_steps != progress_.global_steps && progress_.global_steps > 0)
       report_.remarks.push_back(base::join("the optimizer was updated ", progress_.applied_steps, " times in ",
                                            progress_.global_steps, " steps: counts ", m.global_steps, " steps"));

@@ -64,6 +64,9 @@ std::map<std::string, at::Tensor> Engine::full_state_dict() { return state_->exp
 at::Tensor Engine::parameter_state(const std::string& parameter, const std::string& state) {
   return state_->states.get(parameter, state);
 }
+std::vector<std::string> Engine::state_names(const std::string& parameter) const {
+  return state_->states.names(parameter);
+}
 OwnShard Engine::own_parameter_state(const std::string& parameter, const std::string& state) {
   return state_->states.get_own(parameter, state);
 }

@@ -81,6 +81,12 @@ at::Tensor values_of_owner(const Parts& parts, const ModelBinding::Located& para
 
 // --- states ------------------------------------------------------------------------------------------
 
+std::vector<std::string> ParameterStates::names(const std::string& parameter) const {
+  const auto located = p_.binding().require(p_.where("state_names"), parameter);
+  const auto& facts = p_.program->groups()[static_cast<std::size_t>(located.group)]->facts;
+  return facts.trainable ? facts.states : std::vector<std::string>();
+}
+
 ParameterStates::Place ParameterStates::find(const char* call, const std::string& parameter,
                                              const std::string& state) const {
   const auto located = p_.binding().require(p_.where(call), parameter);

@@ -55,6 +55,8 @@ class ParameterStates {
   void set_own(const std::string& parameter, const std::string& state, const at::Tensor& values);
   // Local.
   OwnShard get_own(const std::string& parameter, const std::string& state);
+  // Without "master".
+  std::vector<std::string> names(const std::string& parameter) const;
 
  private:
   struct Place {
