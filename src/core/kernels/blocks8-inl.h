@@ -23,6 +23,15 @@ static_assert(kStateBlock % lanes(Floats()) == 0);
 
 HWY_INLINE hn::Vec<BlockWords> block_word(std::uint32_t value) { return hn::Set(BlockWords(), value); }
 
+// The lowest byte of each.
+HWY_INLINE hn::Vec<BlockBytes> lowest_bytes(hn::Vec<BlockWords> words) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return hn::Vec<BlockBytes>(_mm512_cvtepi32_epi8(words.raw));  // Highway takes two shuffles
+#else
+  return hn::TruncateTo(BlockBytes(), words);
+#endif
+}
+
 // Values of a block with this maximum.
 template <CodeMap kMap>
 class BlockDecoder {
@@ -99,7 +108,7 @@ class BlockEncoder {
       const auto least = hn::Min(hn::BitCast(BlockWords(), size), one_);
       code = hn::Max(code, hn::Add(least, codes_));
     }
-    hn::StoreU(hn::TruncateTo(BlockBytes(), code), BlockBytes(), codes);
+    hn::StoreU(lowest_bytes(code), BlockBytes(), codes);
   }
 
  private:
