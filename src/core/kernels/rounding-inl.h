@@ -45,7 +45,9 @@ class Rounding {
         third_(word(kRoundingWords.third)),
         fourth_(word(kRoundingWords.fourth)),
         half_(word(kRoundingWords.half)),
-        quiet_(word(kRoundingWords.quiet)) {}
+        quiet_(word(kRoundingWords.quiet)),
+        one_(word(kRoundingWords.one)),
+        below_half_(word(kRoundingWords.below_half)) {}
   // random_bits(key, element) of elements in a row.
   HWY_INLINE WordVector bits(std::int64_t first) const {
     if (!at_random_) return hn::Zero(Words());
@@ -57,9 +59,9 @@ class Rounding {
   // 16 bits: rounded by draw_of(bits, kValue).
   template <int kValue>
   HWY_INLINE void store(Dtype dtype, FloatVector value, WordVector bits, void* to, std::int64_t i) const {
-    if (!at_random_ || dtype == Dtype::F32) return store_any(dtype, value, to, i);
     auto* const narrow = static_cast<std::uint16_t*>(to) + i;
-    if (dtype == Dtype::BF16) return store_bf16(value, draw<kValue>(bits), narrow);
+    if (dtype == Dtype::BF16) return store_bf16(value, at_random_ ? draw<kValue>(bits) : nearest_bf16(value), narrow);
+    if (dtype == Dtype::F32 || !at_random_) return store_any(dtype, value, to, i);
     store_f16(value, draw<kValue>(bits), narrow);
   }
 
@@ -69,6 +71,11 @@ class Rounding {
     if constexpr (kValue == 0) return hn::And(bits, half_);
     if constexpr (kValue == 1) return hn::ShiftRight<16>(bits);
     return hn::ShiftRight<16>(hn::Mul(bits, kValue == 2 ? third_ : fourth_));
+  }
+
+  // What rounds to the nearest, to the even one of two, if it is drawn.
+  HWY_INLINE WordVector nearest_bf16(FloatVector value) const {
+    return hn::Add(hn::And(hn::ShiftRight<16>(hn::BitCast(Words(), value)), one_), below_half_);
   }
 
   HWY_INLINE void store_bf16(FloatVector value, WordVector draws, std::uint16_t* to) const {
@@ -96,7 +103,7 @@ class Rounding {
   }
 
   bool at_random_;
-  WordVector low_, high_, mix1_, mix2_, third_, fourth_, half_, quiet_;
+  WordVector low_, high_, mix1_, mix2_, third_, fourth_, half_, quiet_, one_, below_half_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -5,7 +5,8 @@
 
 namespace zero::kernels {
 
-const RoundingWords kRoundingWords{cuda::kMix1, cuda::kMix2, cuda::kThirdDraw, cuda::kFourthDraw, 0xffffu, 0x400000u};
+const RoundingWords kRoundingWords{cuda::kMix1, cuda::kMix2, cuda::kThirdDraw, cuda::kFourthDraw, 0xffffu,
+                                   0x400000u,   1,           0x7fffu};
 
 namespace {
 

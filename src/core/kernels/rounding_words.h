@@ -8,6 +8,7 @@ namespace zero::kernels {
 struct RoundingWords {
   std::uint32_t mix1, mix2, third, fourth;  // of cuda/random_bits.h
   std::uint32_t half, quiet;                // the lower 16 bits; what makes a NaN quiet
+  std::uint32_t one, below_half;            // of rounding to the nearest
 };
 extern const RoundingWords kRoundingWords;
 
