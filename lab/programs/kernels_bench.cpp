@@ -57,21 +57,19 @@ void update_parallel(const UpdateRange& range, std::int64_t numel) {
   zero::kernels::parallel_ranges(numel, update, 0);
 }
 
-// Masters and moments of fewer bits.
+// Masters and moments of fewer bits, in small pages.
 class Narrow {
  public:
   Narrow(std::int64_t numel, Dtype master, int slot_bits, bool stochastic) : numel_(numel) {
-    const auto bytes = [&](Dtype dtype) { return static_cast<std::size_t>(numel) * zero::kernels::size_of(dtype); };
-    master_.resize(bytes(master));
     range_.master_dtype = master;
     range_.slots_in_blocks = slot_bits == 8;
     range_.slot_dtype = slot_bits == 16 ? Dtype::BF16 : Dtype::F32;
     range_.key = stochastic ? 12345 : 0;
-    for (auto& slot : slots_)
-      slot.resize(slot_bits == 8 ? static_cast<std::size_t>(zero::kernels::state_block_bytes(numel))
-                                 : bytes(range_.slot_dtype));
-    range_.master = master_.data();
-    for (int k = 0; k < 2; ++k) range_.slots[k] = slots_[k].data();
+    const auto bytes = [&](Dtype dtype) { return static_cast<std::size_t>(numel) * zero::kernels::size_of(dtype); };
+    const auto slot_bytes =
+        slot_bits == 8 ? static_cast<std::size_t>(zero::kernels::state_block_bytes(numel)) : bytes(range_.slot_dtype);
+    range_.master = pages(bytes(master));
+    for (int k = 0; k < 2; ++k) range_.slots[k] = pages(slot_bytes);
   }
   void update(const float* gradient) {
     range_.gradient = gradient;
@@ -79,8 +77,17 @@ class Narrow {
   }
 
  private:
+  // Until the program ends.
+  static void* pages(std::size_t bytes) {
+    void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
+      std::perror("mmap");
+      std::exit(1);
+    }
+    madvise(memory, bytes, MADV_NOHUGEPAGE);
+    return memory;
+  }
   std::int64_t numel_;
-  std::vector<char> master_, slots_[2];
   UpdateRange range_{};
 };
 

@@ -101,26 +101,16 @@ TEST(NarrowStates, EveryTierHasTheSameBits) {
   }
 }
 
-// A state as it is stored, in fp32. In 8 bits: the nearest of all shares of the block's maximum.
+// A state as it is stored, in fp32. In 8 bits: as blocks8_test has compared with a search.
 at::Tensor stored(const at::Tensor& state, int bits, bool has_sign) {
   if (bits == 32) return state;
   if (bits == 16) return state.to(at::kBFloat16).to(at::kFloat);
   const auto map = has_sign ? kernels::CodeMap::Signed : kernels::CodeMap::Unsigned;
-  const auto& values = kernels::values_of(map);
-  const auto shares = at::tensor(std::vector<float>(values.begin(), values.begin() + (has_sign ? 128 : 256)));
-  const auto doubles = shares.to(at::kDouble);
-  const auto borders = (doubles.slice(0, 1) + doubles.slice(0, 0, -1)) / 2;
-  const auto padding = (256 - state.numel() % 256) % 256;
-  const auto blocks = at::constant_pad_nd(state.flatten(), {0, padding}).view({-1, 256});
-  const auto largest = blocks.abs().amax(1, /*keepdim=*/true);
-  const auto maximum = at::where(largest < 0x1p-96, 0.0f, largest);
-  const auto share = at::where(maximum > 0, blocks.abs() * maximum.reciprocal(), 0.0f);
-  const auto low = at::searchsorted(borders, share.to(at::kDouble)),
-             high = at::searchsorted(borders, share.to(at::kDouble), /*out_int32=*/false, /*right=*/true);
-  auto code = at::where(low.remainder(2) == 0, low, high);  // of two equally near ones the even
-  if (!has_sign) code = at::where((blocks != 0).logical_and(maximum > 0), code.clamp_min(1), code);
-  const auto rounded = shares.index({code}) * maximum * at::where(blocks < 0, -1.0f, 1.0f);
-  return rounded.flatten().narrow(0, 0, state.numel()).view(state.sizes()).clone();
+  const auto values = state.contiguous(), rounded = at::empty_like(values);
+  std::vector<char> blocks(static_cast<std::size_t>(kernels::state_block_bytes(values.numel())));
+  kernels::encode_blocks(blocks.data(), map, values.const_data_ptr<float>(), values.numel());
+  kernels::decode_blocks(rounded.mutable_data_ptr<float>(), map, blocks.data(), values.numel());
+  return rounded;
 }
 
 // Gradients of one rank, and libtorch's fused AdamW on fp32 copies; what is stored is rounded to the nearest.

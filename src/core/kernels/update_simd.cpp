@@ -1,5 +1,6 @@
 // The update rules with fp32 vectors, compiled for every SIMD target of kernels/simd_targets.h. One pass reads
-// gradient, master and optimizer states, and writes master, states and the low-precision parameter.
+// gradient, master and optimizer states, and writes master, states and the low-precision parameter; those of 16 and 8
+// bits too.
 //
 // [Note: order of operations] Adam and SGD round like torch's fused CPU kernels on machines with a fused multiply-add
 // (docs/numerics.md), for every element: tails use the same vector code on a padded copy. Shards may therefore be
@@ -11,7 +12,12 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <algorithm>
+
+#include "kernels/blocks8-inl.h"
+#include "kernels/rounding-inl.h"
 #include "kernels/simd-inl.h"
+#include "kernels/update_parts.h"
 #include "kernels/update_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,6 +28,8 @@ namespace simd = zero::kernels::HWY_NAMESPACE;
 using simd::Floats;
 using V = simd::FloatVector;
 using simd::Stored;
+
+constexpr std::int64_t kLanes = simd::lanes(Floats());
 
 HWY_INLINE V constant(float value) { return hn::Set(Floats(), value); }
 // a if it is larger, else b.
@@ -54,7 +62,9 @@ struct Adam {
     } else {
       p = hn::Mul(p, decay);
     }
-    m = simd::fma(weight1, hn::Sub(g, m), long_way ? g : m);
+    V from = m;
+    if (long_way) from = g;
+    m = simd::fma(weight1, hn::Sub(g, m), from);
     v = simd::fma(hn::Mul(new2, g), g, hn::Mul(v, beta2));
     if constexpr (kAmsgrad) largest = larger(largest, v);
     const V denominator = hn::Add(hn::Div(hn::Sqrt(kAmsgrad ? largest : v), root2), eps);
@@ -306,7 +316,6 @@ struct Pass {
 template <class Algorithm, Dtype kGradient, bool kCopy, Dtype kParameter>
 void pass(const UpdateConstants& constants, const UpdateRange& range, float factor, std::int64_t begin,
           std::int64_t end) {
-  constexpr std::int64_t kLanes = simd::lanes(Floats());
   const Algorithm algorithm(constants);
   const Pass<Algorithm, kGradient, kCopy, kParameter> pass{algorithm, range, constant(factor)};
   std::int64_t i = begin;
@@ -341,42 +350,219 @@ void pass_of(const UpdateConstants& c, const UpdateRange& range, float factor, s
   }
 }
 
+// One vector with masters and states of fewer bits, opened and rounded in registers, by dtypes known at run time.
+// Slots: how states are held.
+template <class Algorithm, class Slots>
+HWY_INLINE void update_stored(const Algorithm& algorithm, const UpdateRange& range, V factor,
+                              const simd::Rounding& rounding, Slots& slots, std::int64_t i) {
+  V p = simd::load_any(range.master_dtype, range.master, i);
+  V a = p, b = p, c = p;  // not read unless loaded
+  if constexpr (Algorithm::kSlots > 0) a = slots.template open<0>(i);
+  if constexpr (Algorithm::kSlots > 1) b = slots.template open<1>(i);
+  if constexpr (Algorithm::kSlots > 2) c = slots.template open<2>(i);
+  algorithm(p, a, b, c, hn::Mul(simd::load_any(range.gradient_dtype, range.gradient, i), factor));
+  const auto bits = rounding.bits(range.first_element + i);
+  rounding.store<0>(range.master_dtype, p, bits, range.master, i);
+  if constexpr (Algorithm::kSlots > 0) slots.template store<0>(a, rounding, bits, i);
+  if constexpr (Algorithm::kSlots > 1) slots.template store<1>(b, rounding, bits, i);
+  if constexpr (Algorithm::kSlots > 2) slots.template store<2>(c, rounding, bits, i);
+  if (range.parameter == nullptr) return;
+  // What the next update begins with.
+  if (range.master_dtype != Dtype::F32) p = simd::load_any(range.master_dtype, range.master, i);
+  simd::store_any(range.parameter_dtype, p, range.parameter, i);
+}
+
+// States of one dtype.
+struct PlainSlots {
+  const UpdateRange& range;
+  template <int kSlot>
+  HWY_INLINE V open(std::int64_t i) const {
+    return simd::load_any(range.slot_dtype, range.slots[kSlot], i);
+  }
+  template <int kSlot>
+  HWY_INLINE void store(V value, const simd::Rounding& rounding, simd::WordVector bits, std::int64_t i) const {
+    rounding.store<1 + kSlot>(range.slot_dtype, value, bits, range.slots[kSlot], i);
+  }
+};
+
+// Reads and writes whole vectors.
+template <class Algorithm>
+void update_plain(const UpdateConstants& constants, const UpdateRange& of, float factor, std::int64_t numel) {
+  const UpdateRange range = of;  // a local variable, as all that a vector needs: no store in the loop can change it
+  const Algorithm algorithm(constants);
+  const simd::Rounding rounding(range.key);
+  const PlainSlots slots{range};
+  for (std::int64_t i = 0; i < numel; i += kLanes)
+    update_stored(algorithm, range, constant(factor), rounding, slots, i);
+}
+
+// One state in blocks. A new value waits in fp32 until its block's maximum is known. It is encoded while the next block
+// is updated: processors do both at once, since the divisions leave most of their units free.
+template <int kSlot>
+struct BlockSlot {
+  using Decoder = simd::BlockDecoder<state_map(kSlot)>;
+  using Encoder = simd::BlockEncoder<state_map(kSlot)>;
+  float* values;
+  std::uint8_t *codes, *waiting;
+  Decoder decoder{0};
+  Encoder encoder{1};
+  V next = constant(0);
+  simd::LargestMagnitude largest;
+
+  HWY_INLINE void begin(const UpdateRange& range, std::int64_t i) {
+    auto* const block = static_cast<char*>(range.slots[kSlot]) + state_block_bytes(i);
+    float maximum = 0;
+    std::memcpy(&maximum, block, sizeof maximum);
+    codes = reinterpret_cast<std::uint8_t*>(block) + sizeof maximum;
+    decoder = Decoder(maximum);
+    next = decoder(codes);
+    largest = simd::LargestMagnitude();
+  }
+  // Also opens the vector after it, so that the arithmetic does not wait.
+  HWY_INLINE V open(std::int64_t i) {
+    const V value = next;
+    next = decoder(codes + (i + kLanes) % kStateBlock);
+    return value;
+  }
+  HWY_INLINE void store(V value, std::int64_t i) {
+    const V size = largest.add(value);
+    hn::StoreU(state_map(kSlot) == CodeMap::Signed ? value : size, Floats(), values + i % kStateBlock);
+  }
+  HWY_INLINE void encode(std::int64_t i) const {
+    if (waiting != nullptr) encoder(waiting + i, hn::LoadU(Floats(), values + i));
+  }
+  HWY_INLINE void end() {
+    const float maximum = largest.maximum();
+    std::memcpy(codes - sizeof maximum, &maximum, sizeof maximum);
+    encoder = Encoder(maximum);
+    waiting = maximum > 0 ? codes : nullptr;
+    if (waiting == nullptr) std::memset(codes, 0, kStateBlock);
+  }
+};
+
+template <int kSlots>
+struct BlockSlots {
+  std::int64_t numel;
+  BlockSlot<0> first;
+  BlockSlot<1> second;
+  BlockSlot<2> third;
+  template <int kSlot>
+  HWY_INLINE auto& slot() {
+    if constexpr (kSlot == 0) return first;
+    if constexpr (kSlot == 1) return second;
+    if constexpr (kSlot == 2) return third;
+  }
+  template <int kSlot>
+  HWY_INLINE V open(std::int64_t i) {
+    return slot<kSlot>().open(i);
+  }
+  // What lies behind the last element has code 0.
+  template <int kSlot>
+  HWY_INLINE void store(V value, const simd::Rounding&, simd::WordVector, std::int64_t i) {
+    if (i + kLanes > numel) {
+      const auto left = static_cast<std::size_t>(std::max(numel - i, std::int64_t{0}));
+      value = hn::IfThenElseZero(hn::FirstN(Floats(), left), value);
+    }
+    slot<kSlot>().store(value, i);
+  }
+  HWY_INLINE void begin(const UpdateRange& range, std::int64_t i) {
+    if constexpr (kSlots > 0) first.begin(range, i);
+    if constexpr (kSlots > 1) second.begin(range, i);
+    if constexpr (kSlots > 2) third.begin(range, i);
+  }
+  HWY_INLINE void encode(std::int64_t i) const {
+    if constexpr (kSlots > 0) first.encode(i);
+    if constexpr (kSlots > 1) second.encode(i);
+    if constexpr (kSlots > 2) third.encode(i);
+  }
+  HWY_INLINE void end() {
+    if constexpr (kSlots > 0) first.end();
+    if constexpr (kSlots > 1) second.end();
+    if constexpr (kSlots > 2) third.end();
+  }
+};
+
+// Reads and writes whole blocks.
+template <class Algorithm>
+void update_blocks(const UpdateConstants& constants, const UpdateRange& of, float factor, std::int64_t numel) {
+  const UpdateRange range = of;
+  const Algorithm algorithm(constants);
+  const simd::Rounding rounding(range.key);
+  alignas(64) float values[kMostSlots][kStateBlock];
+  BlockSlots<Algorithm::kSlots> slots{};
+  slots.numel = numel;
+  slots.first.values = values[0], slots.second.values = values[1], slots.third.values = values[2];
+  for (std::int64_t block = 0; block < numel; block += kStateBlock) {
+    slots.begin(range, block);
+    for (std::int64_t i = 0; i < kStateBlock; i += kLanes) {
+      slots.encode(i);
+      update_stored(algorithm, range, constant(factor), rounding, slots, block + i);
+    }
+    slots.end();
+  }
+  for (std::int64_t i = 0; i < kStateBlock; i += kLanes) slots.encode(i);
+}
+
+template <class Algorithm>
+void update_all(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t numel) {
+  const bool in_blocks = range.slots_in_blocks && Algorithm::kSlots > 0;
+  const auto update = [&](const UpdateRange& part, std::int64_t count) {
+    if (in_blocks) return update_blocks<Algorithm>(c, part, factor, count);
+    update_plain<Algorithm>(c, part, factor, count);
+  };
+  const auto whole = numel - numel % (in_blocks ? kStateBlock : kLanes);
+  if (whole > 0) update(range, whole);
+  if (whole == numel) return;
+  with_room<kStateBlock>(rest_of(range, whole), numel - whole,
+                         [&](const UpdateRange& part) { update(part, numel - whole); });
+}
+
+template <class Run>
+void with_rule(Rule rule, const Run& run) {
+  switch (rule) {
+    case Rule::AdamDecoupled:
+      return run.template operator()<Adam<false, false>>();
+    case Rule::AdamL2:
+      return run.template operator()<Adam<true, false>>();
+    case Rule::AmsgradDecoupled:
+      return run.template operator()<Adam<false, true>>();
+    case Rule::AmsgradL2:
+      return run.template operator()<Adam<true, true>>();
+    case Rule::Sgd:
+      return run.template operator()<Sgd<false>>();
+    case Rule::SgdMomentum:
+      return run.template operator()<Sgd<true>>();
+    case Rule::Adagrad:
+      return run.template operator()<Adagrad>();
+    case Rule::Lion:
+      return run.template operator()<Lion>();
+    case Rule::RmsProp:
+      return run.template operator()<RmsProp<false, false>>();
+    case Rule::RmsPropMomentum:
+      return run.template operator()<RmsProp<true, false>>();
+    case Rule::RmsPropCentered:
+      return run.template operator()<RmsProp<false, true>>();
+    case Rule::RmsPropCenteredMomentum:
+      return run.template operator()<RmsProp<true, true>>();
+    case Rule::NAdam:
+      return run.template operator()<NAdam>();
+    case Rule::RAdam:
+      return run.template operator()<RAdam>();
+    case Rule::Adamax:
+      return run.template operator()<Adamax>();
+    case Rule::Adadelta:
+      return run.template operator()<Adadelta>();
+  }
+}
+
 void update_fp32_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
                        std::int64_t end) {
-  switch (c.rule) {
-    case Rule::AdamDecoupled:
-      return pass_of<Adam<false, false>>(c, range, factor, begin, end);
-    case Rule::AdamL2:
-      return pass_of<Adam<true, false>>(c, range, factor, begin, end);
-    case Rule::AmsgradDecoupled:
-      return pass_of<Adam<false, true>>(c, range, factor, begin, end);
-    case Rule::AmsgradL2:
-      return pass_of<Adam<true, true>>(c, range, factor, begin, end);
-    case Rule::Sgd:
-      return pass_of<Sgd<false>>(c, range, factor, begin, end);
-    case Rule::SgdMomentum:
-      return pass_of<Sgd<true>>(c, range, factor, begin, end);
-    case Rule::Adagrad:
-      return pass_of<Adagrad>(c, range, factor, begin, end);
-    case Rule::Lion:
-      return pass_of<Lion>(c, range, factor, begin, end);
-    case Rule::RmsProp:
-      return pass_of<RmsProp<false, false>>(c, range, factor, begin, end);
-    case Rule::RmsPropMomentum:
-      return pass_of<RmsProp<true, false>>(c, range, factor, begin, end);
-    case Rule::RmsPropCentered:
-      return pass_of<RmsProp<false, true>>(c, range, factor, begin, end);
-    case Rule::RmsPropCenteredMomentum:
-      return pass_of<RmsProp<true, true>>(c, range, factor, begin, end);
-    case Rule::NAdam:
-      return pass_of<NAdam>(c, range, factor, begin, end);
-    case Rule::RAdam:
-      return pass_of<RAdam>(c, range, factor, begin, end);
-    case Rule::Adamax:
-      return pass_of<Adamax>(c, range, factor, begin, end);
-    case Rule::Adadelta:
-      return pass_of<Adadelta>(c, range, factor, begin, end);
-  }
+  with_rule(c.rule, [&]<class Algorithm>() { pass_of<Algorithm>(c, range, factor, begin, end); });
+}
+
+void update_stored_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
+                         std::int64_t end) {
+  with_rule(c.rule, [&]<class Algorithm>() { update_all<Algorithm>(c, rest_of(range, begin), factor, end - begin); });
 }
 
 }  // namespace HWY_NAMESPACE
@@ -386,9 +572,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zero::kernels {
 HWY_EXPORT(update_fp32_range);
+HWY_EXPORT(update_stored_range);
 void update_fp32_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
                        std::int64_t end) {
   HWY_DYNAMIC_DISPATCH(update_fp32_range)(c, range, factor, begin, end);
+}
+void update_range(const UpdateConstants& c, const UpdateRange& range, float factor, std::int64_t begin,
+                  std::int64_t end) {
+  if (range.is_fp32()) return update_fp32_range(c, range, factor, begin, end);
+  HWY_DYNAMIC_DISPATCH(update_stored_range)(c, range, factor, begin, end);
 }
 }  // namespace zero::kernels
 #endif

@@ -1,6 +1,5 @@
 // Interface between sharded_optimizer.cpp (settings, schedules, threads) and the kernels: one update rule on one
-// contiguous range. update_simd.cpp has the rules on fp32 states, compiled once per SIMD target; update_range.cpp opens
-// states that are stored in 16 bits.
+// contiguous range. update_simd.cpp is compiled once per SIMD target.
 #pragma once
 #include <cstdint>
 

@@ -41,23 +41,30 @@ int code_of(const Bytes& bytes, std::size_t i) {
   return static_cast<unsigned char>(bytes[i / kStateBlock * kStateBlockBytes + 4 + i % kStateBlock]);
 }
 
-// The nearest of all magnitudes, by a search; of two equally near ones the even code. What is not 0 in a map without
-// signs is not 0.
-int nearest(CodeMap map, float value, float maximum) {
-  const float share = std::fabs(value) * (1 / maximum);
-  const auto& values = values_of(map);
-  const int count = map == CodeMap::Signed ? 128 : 256;
-  int best = 0;
-  for (int code = 1; code < count; ++code) {
-    const double near = std::fabs(static_cast<double>(values[static_cast<std::size_t>(code)]) - share),
-                 so_far = std::fabs(static_cast<double>(values[static_cast<std::size_t>(best)]) - share);
-    if (near < so_far || (near == so_far && code % 2 == 0)) best = code;
-  }
-  if (map == CodeMap::Unsigned && value != 0) best = std::max(best, 1);
-  return map == CodeMap::Signed && std::signbit(value) ? 128 + best : best;
+// Whether the code is the nearest of all magnitudes, by a search; either one in the middle of two, as far as fp32 can
+// tell. What is not 0 in a map without signs is not 0. Very small shares: nearest in their bits.
+bool is_nearest(CodeMap map, int code, float value, float maximum) {
+  const bool with_sign = map == CodeMap::Signed;
+  if (with_sign && (code >= 128) != std::signbit(value)) return false;
+  const int magnitude = with_sign ? code % 128 : code;
+  if (!with_sign && (magnitude == 0) != (value == 0)) return false;
+  const float zero = with_sign ? 0x1p-28f : 0x1p-32f;
+  const float share = std::fabs(value) * (1 / maximum) + zero;
+  const auto distance = [&](int of) {
+    const float other = values_of(map)[static_cast<std::size_t>(of)] + zero;
+    if (share >= (with_sign ? 0x1p-20f : 0x1p-24f))
+      return std::fabs(static_cast<double>(other) - static_cast<double>(share)) / static_cast<double>(share);
+    return std::fabs(static_cast<double>(std::bit_cast<std::uint32_t>(other)) - std::bit_cast<std::uint32_t>(share)) *
+           0x1p-23;
+  };
+  double least = 1e9;
+  for (int of = !with_sign && value != 0 ? 1 : 0; of < (with_sign ? 128 : 256); ++of)
+    least = std::min(least, distance(of));
+  return distance(magnitude) <= least + 0x1p-21;
 }
 
-TEST(Blocks8, MapsHaveSevenDecadesAndOne) {
+// 32 codes from 1/2 to 1 and so on down to 1/16, then half as many for each of four powers of two; with a sign, half.
+TEST(Blocks8, MapsHaveMoreCodesForLargerShares) {
   const auto& positive = values_of(CodeMap::Unsigned);
   const auto& with_sign = values_of(CodeMap::Signed);
   EXPECT_EQ(std::set<float>(positive.begin(), positive.end()).size(), 256u);
@@ -70,13 +77,16 @@ TEST(Blocks8, MapsHaveSevenDecadesAndOne) {
   EXPECT_EQ(positive[0], 0.0f);
   EXPECT_EQ(positive[255], 1.0f);
   EXPECT_EQ(with_sign[127], 1.0f);
-  // Middles of the parts of the first and the last decade.
-  EXPECT_FLOAT_EQ(positive[1], 3.25e-7f);
-  EXPECT_FLOAT_EQ(positive[2], 7.75e-7f);
-  EXPECT_FLOAT_EQ(positive[127], 0.1f + 0.9f * 0.5f / 128);
-  EXPECT_FLOAT_EQ(positive[254], 0.1f + 0.9f * 127.5f / 128);
-  EXPECT_FLOAT_EQ(with_sign[1], 5.5e-7f);
-  EXPECT_FLOAT_EQ(with_sign[126], 0.1f + 0.9f * 62.5f / 64);
+  for (std::size_t step = 1; step <= 32; ++step)
+    EXPECT_FLOAT_EQ(positive[255 - step], 1 - static_cast<float>(step) / 64);
+  for (std::size_t step = 1; step <= 16; ++step)
+    EXPECT_FLOAT_EQ(with_sign[127 - step], 1 - static_cast<float>(step) / 32);
+  for (int k = 0; k < 7; ++k) {
+    EXPECT_NEAR(positive[(256u >> k) - 1], std::ldexp(1.0f, -4 * k), 0x1p-32);
+    if (k < 6) EXPECT_NEAR(with_sign[(128u >> k) - 1], std::ldexp(1.0f, -4 * k), 0x1p-28);
+  }
+  EXPECT_NEAR(positive[103], 0x1.8p-6f, 0x1p-31);  // half way from 2^-6 to 2^-5
+  EXPECT_EQ(positive[1], 0x1p-28f - 0x1p-32f);
 }
 
 class BlockTargets : public testing::TestWithParam<std::string> {
@@ -114,12 +124,14 @@ TEST_P(BlockTargets, CodesAreThoseOfASearch) {
       for (auto i = block * kStateBlock; i < end; ++i) maximum = std::max(maximum, std::fabs(values[i]));
       ASSERT_EQ(maximum_of(bytes, block), maximum);
       for (auto i = block * kStateBlock; i < end; ++i)
-        ASSERT_EQ(code_of(bytes, i), nearest(map, values[i], maximum)) << values[i] << " of " << maximum;
+        ASSERT_TRUE(is_nearest(map, code_of(bytes, i), values[i], maximum))
+            << values[i] << " of " << maximum << " has code " << code_of(bytes, i);
       for (auto i = end; i < (block + 1) * kStateBlock; ++i) ASSERT_EQ(code_of(bytes, i), 0);
     }
     const auto back = decoded(map, bytes, values.size());
     for (std::size_t i = 0; i < values.size(); ++i)
-      ASSERT_EQ(back[i], shares[static_cast<std::size_t>(code_of(bytes, i))] * maximum_of(bytes, i / kStateBlock));
+      ASSERT_FLOAT_EQ(back[i],
+                      shares[static_cast<std::size_t>(code_of(bytes, i))] * maximum_of(bytes, i / kStateBlock));
   }
 }
 
@@ -203,6 +215,28 @@ TEST_P(BlockTargets, AnUpdateDecodesAndEncodes) {
     EXPECT_EQ(first, encoded(CodeMap::Signed, m));
     EXPECT_EQ(second, encoded(CodeMap::Unsigned, v));
   }
+}
+
+// Adamax makes a norm of 0 its eps.
+TEST_P(BlockTargets, WhatLiesBehindTheLastElementIsZero) {
+  constexpr std::int64_t kNumel = kStateBlock + 37;
+  UpdateConstants c{};
+  c.rule = Rule::Adamax;
+  c.beta1 = c.beta2 = 0.5f, c.new1 = 0.5f, c.eps = 1e-3f, c.negative_step = -0.01f;
+  std::vector<float> master(kNumel, 1.0f), gradient(kNumel, 1e-8f);
+  auto first = encoded(CodeMap::Signed, std::vector<float>(kNumel)),
+       second = encoded(CodeMap::Unsigned, std::vector<float>(kNumel));
+  const UpdateRange range{.master = master.data(),
+                          .slots = {first.data(), second.data()},
+                          .gradient = gradient.data(),
+                          .gradient_dtype = Dtype::F32,
+                          .parameter = nullptr,
+                          .parameter_dtype = Dtype::F32,
+                          .slots_in_blocks = true};
+  update_range(c, range, 1, 0, kNumel);
+  const auto norms = decoded(CodeMap::Unsigned, second, 2 * kStateBlock);
+  for (std::int64_t i = 0; i < 2 * kStateBlock; ++i)
+    EXPECT_EQ(norms[static_cast<std::size_t>(i)] != 0, i < kNumel) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, BlockTargets, testing::ValuesIn(simd_targets()),

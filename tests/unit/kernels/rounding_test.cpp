@@ -10,7 +10,6 @@
 #include <set>
 
 #include "kernels/cuda/random_bits.h"
-#include "kernels/rounding_simd.h"
 #include "kernels/update_simd.h"
 
 namespace zero::kernels::rounding_test {
@@ -25,13 +24,44 @@ float decoded(std::uint16_t bits, Dtype dtype) {
   return value;
 }
 
-Words rounded(const std::vector<float>& values, Dtype dtype, std::uint64_t key, std::int64_t first, int value = 0) {
+struct Rounded {
+  Words stored;
+  std::vector<float> exact;  // what was rounded
+};
+
+// What an update stores as value number `which` (0: the master) if it makes it the gradient, and all was -0 before: NaN
+// and infinity may become NaN.
+Rounded update_to(const std::vector<float>& values, Dtype dtype, std::uint64_t key, std::int64_t first, int which) {
+  constexpr Rule kRules[] = {Rule::Sgd, Rule::SgdMomentum, Rule::RmsPropMomentum, Rule::RmsPropCenteredMomentum};
+  UpdateConstants c{};
+  c.rule = kRules[which];
+  c.first = true;
+  c.negative_step = c.momentum = c.eps = 1;
+  c.beta2 = which == 3 ? 0 : 1, c.new2 = 1 - c.beta2;
   const auto numel = static_cast<std::int64_t>(values.size());
-  std::vector<std::uint32_t> bits(values.size());
-  draw_bits(bits.data(), key, first, numel);
-  Words out(values.size());
-  round_stochastically(out.data(), dtype, values.data(), bits.data(), value, numel);
-  return out;
+  std::vector<float> exact[4];
+  Words stored[4];
+  for (int k = 0; k <= which; ++k) exact[k].assign(values.size(), -0.0f), stored[k].assign(values.size(), 0x8000);
+  UpdateRange range{.master = exact[0].data(),
+                    .slots = {},
+                    .gradient = values.data(),
+                    .gradient_dtype = Dtype::F32,
+                    .parameter = nullptr,
+                    .parameter_dtype = Dtype::F32};
+  for (int k = 1; k <= which; ++k) range.slots[k - 1] = exact[k].data();
+  update_fp32_range(c, range, 1, 0, numel);
+  range.master = stored[0].data(), range.master_dtype = dtype, range.slot_dtype = dtype;
+  range.key = key, range.first_element = first;
+  for (int k = 1; k <= which; ++k) range.slots[k - 1] = stored[k].data();
+  update_range(c, range, 1, 0, numel);
+  return {stored[which], exact[which]};
+}
+
+Words rounded(const std::vector<float>& values, Dtype dtype, std::uint64_t key, std::int64_t first, int which = 0) {
+  const auto result = update_to(values, dtype, key, first, which);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(result.exact[i]), std::bit_cast<std::uint32_t>(values[i])) << which;
+  return result.stored;
 }
 
 // The largest stored value that is not above `value`, and the one above it.
@@ -97,15 +127,15 @@ TEST_P(Targets, BitsAreThoseOfTheScalarCode) {
   constexpr std::int64_t kFirst = (std::int64_t{1} << 32) - 1000;
   for (const auto dtype : kNarrow)
     for (int which = 0; which < 4; ++which) {
-      const auto got = rounded(values, dtype, kKey, kFirst, which);
+      const auto [got, exact] = update_to(values, dtype, kKey, kFirst, which);
       for (std::size_t i = 0; i < values.size(); ++i) {
         const auto draw = cuda::draw_of(cuda::random_bits(kKey, kFirst + static_cast<std::int64_t>(i)), which);
         const auto wanted =
-            dtype == Dtype::BF16 ? cuda::to_bf16_stochastic(values[i], draw) : cuda::to_f16_stochastic(values[i], draw);
-        if (std::isnan(values[i]))
+            dtype == Dtype::BF16 ? cuda::to_bf16_stochastic(exact[i], draw) : cuda::to_f16_stochastic(exact[i], draw);
+        if (std::isnan(exact[i]))
           ASSERT_TRUE(std::isnan(decoded(got[i], dtype)) && std::isnan(decoded(wanted, dtype)));
         else
-          ASSERT_EQ(got[i], wanted) << values[i] << " in " << dtype_name(dtype) << ", value " << which;
+          ASSERT_EQ(got[i], wanted) << exact[i] << " in " << dtype_name(dtype) << ", value " << which;
       }
     }
 }
@@ -141,6 +171,44 @@ TEST_P(Targets, ADivisionChangesNothingAndAKeyDoes) {
   EXPECT_NE(rounded(values, Dtype::BF16, 8, 40), whole);
   EXPECT_NE(rounded(values, Dtype::BF16, 7, 41), whole);
   EXPECT_NE(rounded(values, Dtype::BF16, 7, 40, 1), whole);
+}
+
+// Draws of pairs that a training might notice: of one element, of neighbours, of updates in a row.
+TEST(RandomBits, DrawsAreUniformAndIndependentInPairs) {
+  constexpr std::int64_t kElements = 1'000'000;
+  const auto key = rounding_key(1234, 7, 99), next = rounding_key(1234, 8, 99), other = rounding_key(1234, 7, 100);
+  struct Draw {
+    std::uint64_t key;
+    std::int64_t offset;
+    int value;
+  };
+  std::vector<Draw> draws;
+  for (int value = 0; value < 4; ++value) draws.push_back({key, 0, value});
+  for (const std::int64_t offset : {1, 2, 16, 256, 65536}) draws.push_back({key, offset, 0});
+  draws.insert(draws.end(), {{key, 1, 1}, {key, 1, 2}, {next, 0, 0}, {next, 0, 2}, {next, 1, 0}, {other, 0, 0}});
+  const auto drawn = [](const Draw& d, std::int64_t i) {
+    return cuda::draw_of(cuda::random_bits(d.key, i + d.offset), d.value);
+  };
+  for (std::size_t a = 0; a < draws.size(); ++a) {
+    double sum = 0;
+    for (std::int64_t i = 0; i < kElements; ++i) sum += (drawn(draws[a], i) + 0.5) / 65536;
+    EXPECT_LT(std::fabs(sum / kElements - 0.5), 1e-3) << a;
+    for (std::size_t b = a + 1; b < draws.size(); ++b) {
+      // Chi squared of 16 x 16 classes, of the highest and of the lowest bits: 255 +- 22.6.
+      std::vector<int> high(256), low(256);
+      for (std::int64_t i = 0; i < kElements; ++i) {
+        const auto x = drawn(draws[a], i), y = drawn(draws[b], i);
+        ++high[(x >> 12) * 16 + (y >> 12)];
+        ++low[(x & 15) * 16 + (y & 15)];
+      }
+      for (const auto& counts : {high, low}) {
+        double squares = 0;
+        for (const int count : counts) squares += std::pow(count - kElements / 256.0, 2) / (kElements / 256.0);
+        EXPECT_LT(squares, 255 + 5 * 22.6) << a << " " << b;
+        EXPECT_GT(squares, 255 - 5 * 22.6) << a << " " << b;
+      }
+    }
+  }
 }
 
 TEST(RoundingKey, DependsOnSeedUpdateAndParameter) {

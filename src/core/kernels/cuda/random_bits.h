@@ -1,5 +1,5 @@
 // The bits that decide stochastic rounding, and the rounding of single values, shared by GPU threads and the host.
-// update_range.cpp and rounding_simd.cpp do the same with vectors, bit for bit.
+// rounding-inl.h does the same with vectors, bit for bit.
 //
 // [Note: random bits] A function of a key (seed, update, parameter) and the element's position in its parameter,
 // without a state: the result does not depend on how ranks, tiles and threads divide a parameter.
@@ -8,24 +8,24 @@
 
 namespace zero::cuda {
 
-// A bijection of 32-bit numbers: the mixer "lowbias32" of C. Wellons' hash-prospector.
-ZERO_HOST_DEVICE std::uint32_t mixed(std::uint32_t x) {
-  x = (x ^ x >> 16) * 0x7feb352du;
-  x = (x ^ x >> 15) * 0x846ca68bu;
+// 32 bits for the element: the mixer "lowbias32" of C. Wellons' hash-prospector, with one half of the key before its
+// first round and the other between the two.
+inline constexpr std::uint32_t kMix1 = 0x7feb352du, kMix2 = 0x846ca68bu;
+ZERO_HOST_DEVICE std::uint32_t random_bits(std::uint64_t key, std::int64_t element) {
+  auto x = static_cast<std::uint32_t>(element) ^ static_cast<std::uint32_t>(key);
+  x = (x ^ x >> 16) * kMix1 + static_cast<std::uint32_t>(key >> 32);
+  x = (x ^ x >> 15) * kMix2;
   return x ^ x >> 16;
 }
 
-// 32 bits for the element; more for other draws.
-inline constexpr std::uint32_t kNextDraw = 0x9e3779b9u;
-ZERO_HOST_DEVICE std::uint32_t random_bits(std::uint64_t key, std::int64_t element) {
-  return mixed(mixed(static_cast<std::uint32_t>(element) ^ static_cast<std::uint32_t>(key)) +
-               static_cast<std::uint32_t>(key >> 32));
-}
-
-// 16 bits for each of up to four values of an element.
+// 16 bits for each of up to four values of an element, independent of each other in pairs: the halves of its 32 bits,
+// and the upper halves of their products with odd numbers.
+inline constexpr std::uint32_t kThirdDraw = 0x9e3779b9u, kFourthDraw = 0x85ebca6bu;
 ZERO_HOST_DEVICE std::uint32_t draw_of(std::uint32_t bits, int value) {
-  const auto word = value < 2 ? bits : mixed(bits ^ kNextDraw);
-  return value % 2 == 0 ? word & 0xffffu : word >> 16;
+  if (value == 0) return bits & 0xffffu;
+  if (value == 2) bits *= kThirdDraw;
+  if (value == 3) bits *= kFourthDraw;
+  return bits >> 16;
 }
 
 // To one of the two nearest values, each with the probability that makes the mean exact to 2^-16 of their distance.
