@@ -111,6 +111,7 @@ TEST_P(BlockTargets, CodesAreThoseOfASearch) {
           values.push_back(std::min(near, 1.0f));
         }
       }
+    for (const float tiny : {1e-12f, 1e-30f, 1e-40f}) values.insert(values.end(), {1, tiny});
     while (values.size() % kStateBlock != 0) values.push_back(0);
     for (const float scale : {1e-25f, 3e-5f, 0.7f, 1e20f})
       for (int i = 0; i < 4 * kStateBlock; ++i)
