@@ -121,8 +121,7 @@ class ZERO_API Engine {
   // [collective] One fp32 state of a parameter, of its shape, on every rank: "master" (of a frozen parameter its
   // value), or one of the optimizer ("exp_avg"; the error for another name lists them). Gathers the states of its unit.
   at::Tensor parameter_state(const std::string& parameter, const std::string& state = "master");
-  // [local] Names of its optimizer states besides "master"; none if it is frozen. ConfigError for an unknown parameter.
-  std::vector<std::string> state_names(const std::string& parameter) const;
+  std::vector<std::string> state_names(const std::string& parameter) const;  // [local] optimizer states; frozen: none
   // [local] This rank's shard of it. ConfigError while a delayed update is pending.
   OwnShard own_parameter_state(const std::string& parameter, const std::string& state = "master");
   // [collective] Replaces it, on all ranks by rank 0's `values`, or on each rank its shard, at once: also between
@@ -186,7 +185,6 @@ class ZERO_API Engine {
   std::vector<std::pair<std::string, std::int64_t>> units() const;
   // [local] Paths of the modules whose parameters form units, before small units are merged and large ones split.
   std::vector<std::string> unit_modules() const;
-
   const Options& options() const;             // [local]
   Communicator& communicator() const;         // [local] all ranks of the run
   const Mesh& mesh() const;                   // [local] the same ranks by dimension

@@ -36,8 +36,10 @@ _CALLER = "torch.distributed.checkpoint.state_dict"
 
 
 def wanted() -> tuple[bool, bool] | None:
-    """[local] None unless torch.distributed.checkpoint.state_dict is among the callers; else how it wants the values: on
-    every rank (else on rank 0), and in host memory."""
+    """[local] None unless torch.distributed.checkpoint.state_dict is among the callers.
+
+    Else how it wants the values: on every rank (else on rank 0), and in host memory.
+    """
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == _CALLER:
@@ -532,7 +534,7 @@ def load(
     updates = plan["updates"]
     if updates is None and any(plan["dtypes"].values()):
         if optimizer._scheduled and engine.comm.rank == 0:
-            text = "load_state_dict: the states say no number of updates; the configuration's schedule continues from %d"
+            text = "load_state_dict: the states say no number of updates; the schedule continues from %d"
             logging.getLogger("libzero").warning(text, engine._updates())
         updates = max(1, engine._updates())
     if updates is not None and (updates != engine._updates() or not engine._groups.counts_are_equal):

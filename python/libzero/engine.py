@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_map
 
 from libzero import _native
 from libzero._model import compiled_from, exact_pattern
-from libzero.muon import tables_of
 from libzero._carried import Carried, decoded, encoded, extra_states, modules_with_extra_state
 from libzero._divided import hand_over
 from libzero._native import Options
@@ -34,6 +33,7 @@ from libzero.errors import ConfigError
 from libzero.memory import Memory
 from libzero.mesh import Mesh
 from libzero.moe import MoE
+from libzero.muon import tables_of
 from libzero.optimizer import Optimizer, ProgramOptimizer, same_object
 from libzero.optimizers import ClientRule, Make
 
@@ -234,7 +234,7 @@ class Engine:
         settings: dict[str, Any] = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         updates: Updates | None = None
         if optimizer is None and optimizer_policy != "auto":
-            raise ConfigError(f"[Engine] optimizer_policy: got {optimizer_policy!r} without an optimizer of the program")
+            raise ConfigError(f"[Engine] optimizer_policy: got {optimizer_policy!r} without an optimizer=")
         if optimizer is not None:
             updates = _updates_of(optimizer, self._original, optimizer_policy)
             settings.update(_settings_of(updates, config))

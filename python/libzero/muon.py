@@ -48,8 +48,8 @@ def muon_groups(
     """[local] The parameters of a model as groups for Muon: hidden matrices, and all others for AdamW.
 
     A matrix has two dimensions or more, is no weight of an Embedding, and has none of "embed", "wte", "wpe", "lm_head"
-    and `others` in its name, which is not "output.weight" or "head.weight". A parameter's attribute `use_muon`, if the program has set it, decides instead. muon,
-    adam: numbers of the two kinds of group, as Muon's.
+    and `others` in its name, which is not "output.weight" or "head.weight". A parameter's attribute `use_muon`, if the
+    program has set it, decides instead. muon, adam: numbers of the two kinds of group, as Muon's.
     """
     tables = _tables(model)
     words = (*_OTHERS, *others)

@@ -460,7 +460,8 @@ class ProgramOptimizer(torch.optim.Optimizer):
         NotImplementedError where they lack.
         """
         if state_dict.get("libzero") != _ELSEWHERE or state_dict.get("state"):
-            has_states = any(map(len, (names_of_states(self.engine, p) for g in self.param_groups for p in g["params"])))
+            held = (p for group in self.param_groups for p in group["params"])
+            has_states = any(names_of_states(self.engine, p) for p in held)
             if has_states and not state_dict.get("state"):
                 raise NotImplementedError(_NO_STATES)
             load(self.engine, self, state_dict)

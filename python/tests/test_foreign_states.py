@@ -83,7 +83,7 @@ class Plain:
 
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "SGD", "Adafactor", *map(nightly, ["Adam, own step", "NAdam"])])
 def test_what_a_program_of_torch_saved(name: str, tmp_path: Path) -> None:
-    """By torch.distributed.checkpoint, and by torch.save() of optimizer.state_dict(), which a program gives as it is."""
+    """By torch.distributed.checkpoint, and by torch.save() of optimizer.state_dict(), which is given as it is."""
     plain = Plain(*KINDS[name], tmp_path)
 
     def by_dcp(engine: libzero.Engine, model: Any, optimizer: Any) -> None:
@@ -172,7 +172,8 @@ class OwnAdamW(O.AdamW):
 
 
 @pytest.mark.parametrize("name", [*(f"deepspeed-{stage}-fp32" for stage in (1, 3)), "universal-3",
-                                  nightly("deepspeed-2-fp32"), nightly("universal-2"), nightly("deepspeed-0-fp32")])  # fmt: skip
+                                  nightly("deepspeed-2-fp32"), nightly("universal-2"),
+                                  nightly("deepspeed-0-fp32")])  # fmt: skip
 def test_deepspeeds_files_continue_an_optimizer_of_the_program(name: str) -> None:
     """Ten losses are those of the program of DeepSpeed that continued."""
     safe_open = pytest.importorskip("safetensors").safe_open

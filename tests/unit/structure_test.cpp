@@ -64,7 +64,7 @@ const std::vector<Row>& table() {
       {"core/step", {"core/config", "core/kernels", "core/net", "core/sharding", "core/optim"}},
       {"core/formats", {"core/observe"}},
       {"core/interchange", {"core/kernels", "core/formats", "pickle"}},
-      {"core/plan", {"core/config", "core/sharding", "core/step"}},
+      {"core/plan", {"core/config", "core/optim", "core/sharding", "core/step"}},
       {"runtime/gpu", {"core/kernels", "core/net"}},
       {"runtime/torch_hooks", {}},
       {"runtime/comm", {"core/kernels", "core/net", "core/observe", "runtime/gpu"}},

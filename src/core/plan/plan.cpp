@@ -22,6 +22,7 @@
 #include "plan/topology.h"
 #include "step/placement.h"
 #include "step/tiers.h"
+#include "step/whole_update.h"
 
 namespace zero {
 namespace {
@@ -141,7 +142,7 @@ std::string whole_refusal(const Cut& cut, const step::RunFacts& run, const std::
     };
     if (const auto refusal = step::refuse_whole(run, groups[g])) return text(refusal->why, refusal->hint);
     const auto& members = cut.units[g].parameters;
-    if (groups[g].has_owners() &&
+    if (step::has_owners(groups[g]) &&
         std::any_of(members.begin(), members.end(), [&](std::size_t i) { return cut.parameters[i].parts > 1; }))
       return text("tensor parallelism cuts it", "tensor_parallel.autotp_size 1");
   }

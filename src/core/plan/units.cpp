@@ -11,6 +11,7 @@
 #include "optim/owners.h"
 #include "sharding/kept_fp32.h"
 #include "sharding/unit_cut.h"
+#include "step/whole_update.h"
 
 namespace zero::planning {
 namespace {

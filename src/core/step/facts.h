@@ -2,9 +2,7 @@
 // topology and placement, and used by the engine, the planner and the budgets. Only this file and facts.cpp depend on
 // ZeRO stages and configuration keys.
 #pragma once
-#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -116,9 +114,6 @@ struct GroupFacts {
   std::vector<int> owners;
 
   int num_slots() const { return static_cast<int>(states.size()); }
-  bool has_owners() const {
-    return std::any_of(owners.begin(), owners.end(), [](int owner) { return owner != kDivided; });
-  }
   int num_members() const { return static_cast<int>(layout.num_parameters()); }
   std::int64_t padded() const { return layout.padded_numel(); }
   std::int64_t shard() const { return layout.shard_numel(); }
@@ -179,33 +174,8 @@ struct RunFacts {
 RunFacts run_facts(const config::Settings& settings, const RunTopology& topology, std::int64_t accumulation,
                    std::optional<int> most_states = std::nullopt);
 
-// What an update of whole parameters needs of this rank, in fp32 elements. Where states are sharded, gradients, masters
-// and states go to owners, masters and states come back; otherwise owners send them to everyone.
-struct WholeUpdate {
-  std::int64_t owned = 0;  // of the parameters that this rank owns
-  std::int64_t sent_to_owners = 0, received_from_holders = 0;
-  std::int64_t sent_by_owner = 0, received_from_owners = 0;
-  std::int64_t vectors = 0;  // of `owned` elements that are gathered: gradients, and with shards masters, states
-  // A buffer for the vectors, for what is sent and for what is received.
-  std::int64_t buffer() const {
-    return vectors * owned + std::max(sent_to_owners, sent_by_owner) +
-           std::max(received_from_holders, received_from_owners);
-  }
-};
-WholeUpdate whole_update(const RunFacts& run, const GroupFacts& group);
-// Why parameters with owners cannot be updated where they rest, and what can be done.
-struct WholeRefusal {
-  std::string why, hint;
-};
-std::optional<WholeRefusal> refuse_whole(const RunFacts& run, const GroupFacts& group);
-
 // Bytes of the snapshots that a rank keeps, without buffers and headers; 0 if it keeps none.
 std::int64_t kept_bytes(const RunFacts& run, const std::vector<GroupFacts>& groups);
-
-// Deals the parameters of the axis's units that are by_rule to its ranks. cost(i): of the model's parameter i, if it is
-// updated whole; none: it is divided.
-void set_owners(std::vector<Unit>& units, int axis, int ranks,
-                const std::function<std::optional<double>(std::size_t)>& cost);
 
 // One result per unit. `placements`: one per unit, from step/placement.h.
 std::vector<GroupFacts> group_facts(const RunFacts& run, const config::Settings& settings,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "step/tiers.h"
+#include "step/whole_update.h"
 
 namespace zero::step {
 namespace {
@@ -118,7 +119,7 @@ View OptimizerStep::scratch_of(const Tile& tile, Tier tier) {
 std::vector<std::unique_ptr<Observed>> OptimizerStep::observe_owners(const Tile& tile) {
   std::vector<std::unique_ptr<Observed>> seen;
   const auto& facts = tile.group->facts;
-  if (!facts.has_owners() || c_.facts.axis_of(facts).size == 1) return seen;
+  if (!has_owners(facts) || c_.facts.axis_of(facts).size == 1) return seen;
   const auto whole = whole_update(c_.facts, facts);
   const auto add = [&](OpKind kind, OpReason reason, std::int64_t vectors, std::int64_t sent) {
     seen.push_back(c_.observer.issued({.kind = kind,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "optim/clipping.h"
 #include "step/tiers.h"
 

@@ -27,6 +27,7 @@
 #include "gpu/plugin.h"
 #include "observe/status_page.h"
 #include "parallel/mesh_degrees.h"
+#include "step/whole_update.h"
 #include "torch_hooks/deferred_init.h"
 
 namespace zero::engine {

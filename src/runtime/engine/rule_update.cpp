@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "engine/dtypes.h"
+#include "step/whole_update.h"
 
 namespace zero {
 
@@ -172,7 +173,7 @@ void RuleUpdate::update(const ModelBinding::Group& group, const UpdateRuns& runs
     for (const auto& state : range.states) made.states.push_back(range.of(state, piece));
   }
   if (!pieces.empty()) rule_->update(pieces);
-  if (facts.has_owners()) {
+  if (step::has_owners(facts)) {
     ZERO_CHECK(begin == 0 && numel == facts.owned(), "[RuleUpdate::update] got ", numel, " elements at ", begin,
                " of group ", facts.name, ", expected all ", facts.owned());
     update_whole(range, scratch);

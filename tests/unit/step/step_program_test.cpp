@@ -12,6 +12,7 @@
 #include "plan/topology.h"
 #include "step/event_list.h"
 #include "step/placement.h"
+#include "step/whole_update.h"
 #include "tools/support/gpt_plan.h"
 
 namespace zero::step::step_program_test {
