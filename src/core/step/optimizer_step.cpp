@@ -44,6 +44,7 @@ void OptimizerStep::give_slots() {
     for (auto& state : slot.states) c_.memory.give(state);
     c_.memory.give(slot.param);
   }
+  for (auto& scratch : scratch_) c_.memory.give(scratch);
 }
 
 void OptimizerStep::make_slots(std::int64_t numel, std::int64_t count) {
@@ -106,13 +107,29 @@ void OptimizerStep::read_ahead(std::size_t done, std::size_t all) {
   if (c_.facts.pipeline_read) read_until(slots_.size() * done / all);
 }
 
-View OptimizerStep::scratch_of(const Tile& tile, Tier tier) {
-  const auto& facts = tile.group->facts;
+std::int64_t OptimizerStep::scratch_numel(const GroupFacts& facts, std::int64_t updated) const {
   const bool divided =
       std::any_of(facts.owners.begin(), facts.owners.end(), [](int owner) { return owner == kDivided; });
-  const auto numel = whole_update(c_.facts, facts).buffer() + (divided ? tile.numel : 0);
-  const auto place = tier == Tier::Host ? c_.host() : Place::Device;
-  return c_.memory.rest({.place = place, .tier = tier}, numel, Dtype::F32);
+  return whole_update(c_.facts, facts).buffer() + (divided ? updated : 0);
+}
+
+// One for all updates of a run: new memory for each would cost more than its use.
+View OptimizerStep::scratch_of(const Tile& tile, Tier tier) {
+  const auto numel = scratch_numel(tile.group->facts, tile.numel);
+  auto& scratch = scratch_[tier == Tier::Host];
+  if (scratch.numel < numel) {
+    c_.memory.give(scratch);
+    auto most = numel;
+    for (const auto& group : groups_)
+      for (const auto& segment : group->facts.segments)
+        if (group->facts.by_rule && (segment.tier == Tier::Device) == (tier == Tier::Device))
+          most = std::max(
+              most, scratch_numel(group->facts, goes_by_tiles(segment) ? std::min(segment.numel, c_.facts.tile_numel)
+                                                                       : segment.numel));
+    const auto place = tier == Tier::Host ? c_.host() : Place::Device;
+    scratch = c_.memory.rest({.place = place, .tier = tier}, most, Dtype::F32);
+  }
+  return scratch.part(0, numel);
 }
 
 // What the update sends, until it ends.
@@ -165,7 +182,6 @@ void OptimizerStep::update(const Tile& tile, To to, Slot* slot) {
     const auto exchanges = observe_owners(tile);
     c_.backend.optimizer.update(group.index, owned, tile.numel, target, group.grads->source());
   }
-  c_.memory.give(target.scratch);
   if (in_file) {
     slot->writes.begin(observe(tile, OpKind::StoreStates, OpReason::Leaves, Tier::Host, Tier::File, bytes));
     for (int k = 0; k <= group.facts.num_slots(); ++k)
@@ -208,6 +224,7 @@ void OptimizerStep::run(To to, const std::function<void(Group&)>& updated) {
   for (const auto& group : groups_)
     if (c_.facts.updates_together) updated(*group);
   for (auto& slot : slots_) slot.param_write.wait();  // parameters are needed next; states only in the next run
+  for (auto& scratch : scratch_) c_.memory.give(scratch);
   read_ = 0;
 }
 

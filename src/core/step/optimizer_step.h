@@ -49,8 +49,9 @@ class OptimizerStep {
   void make_slots(std::int64_t numel, std::int64_t count);
   void give_slots();
   void read_until(std::size_t end);
-  // Of an UpdateRule: the buffer of fp32 gradients and of what ranks exchange, until give().
+  // Of an UpdateRule: the buffer of fp32 gradients and of what ranks exchange, until the end of run().
   View scratch_of(const Tile& tile, Tier tier);
+  std::int64_t scratch_numel(const GroupFacts& facts, std::int64_t updated) const;
   std::vector<std::unique_ptr<Observed>> observe_owners(const Tile& tile);
   void update(const Tile& tile, To to, Slot* slot);
   std::unique_ptr<Observed> observe(const Tile& tile, OpKind kind, OpReason reason, Tier from, Tier to,
@@ -70,6 +71,7 @@ class OptimizerStep {
   const Groups& groups_;
   std::vector<Tile> tiles_;  // of all segments that need tiles, in order
   std::vector<Slot> slots_;
+  View scratch_[2];       // on the device, in host memory
   std::size_t read_ = 0;  // number of tiles whose read has started
 };
 

@@ -13,16 +13,21 @@ bool has_owners(const GroupFacts& group) {
 
 void set_owners(std::vector<Unit>& units, int axis, int ranks,
                 const std::function<std::optional<double>(std::size_t)>& cost) {
-  std::vector<double> costs;
-  std::vector<int*> places;
+  std::vector<std::vector<double>> costs;  // of the parameters that are not divided, by unit
+  std::vector<std::vector<int*>> places;
   for (auto& unit : units) {
     if (unit.axis != axis || !unit.by_rule) continue;
     unit.owners.assign(unit.parameters.size(), kDivided);
+    costs.emplace_back(), places.emplace_back();
     for (std::size_t i = 0; i < unit.parameters.size(); ++i)
-      if (const auto one = cost(unit.parameters[i])) costs.push_back(*one), places.push_back(&unit.owners[i]);
+      if (const auto one = cost(unit.parameters[i])) {
+        costs.back().push_back(*one);
+        places.back().push_back(&unit.owners[i]);
+      }
   }
   const auto owners = optim::deal_owners(costs, ranks);
-  for (std::size_t i = 0; i < owners.size(); ++i) *places[i] = owners[i];
+  for (std::size_t u = 0; u < owners.size(); ++u)
+    for (std::size_t i = 0; i < owners[u].size(); ++i) *places[u][i] = owners[u][i];
 }
 
 WholeUpdate whole_update(const RunFacts& run, const GroupFacts& group) {
