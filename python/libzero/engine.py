@@ -234,7 +234,8 @@ class Engine:
         settings: dict[str, Any] = {} if units is None else {"libzero.units": _unit_names(self._original, units)}
         updates: Updates | None = None
         if optimizer is None and optimizer_policy != "auto":
-            raise ConfigError(f"[Engine] optimizer_policy: got {optimizer_policy!r} without an optimizer=")
+            got = f"[Engine] optimizer_policy: got {optimizer_policy!r}"
+            raise ConfigError(f"{got} without an optimizer of the program. Hint: optimizer=, or leave it out.")
         if optimizer is not None:
             updates = _updates_of(optimizer, self._original, optimizer_policy)
             settings.update(_settings_of(updates, config))
