@@ -2,7 +2,7 @@
 orthogonalizes it on every rank. Rounds alternate between the two programs. The model, tokens and learning rates are the same.
 
     python lab/peers/muon.py [--size 8x512x8x8192x128x1] [--rounds 3] [--steps 6] [--warmup 2] [--world 2] [--dtype bf16]
-    python lab/peers/muon.py --learn FILE [--rounds 3] [--steps 300]      held-out loss of a GPT of 0.3 M parameters on a text
+    python lab/peers/muon.py --learn FILE [--rounds 3] [--steps 300]      held-out loss of a GPT of 0.2 M parameters on a text
 
 Needs the package (PYTHONPATH=build/python) and torch. Prints each round, then libzero's median step over FSDP2's, by round.
 --learn: Muon's and AdamW's losses at several rates, a round for each seed, one rank, fp32.
