@@ -10,8 +10,8 @@
 #include <cmath>
 #include <mutex>
 
-#include "kernels/blocks8.h"
 #include "parity/training.h"
+#include "support/blocks8_reference.h"
 #include "support/folder.h"
 
 namespace zero::test::narrow_states_test {
@@ -101,15 +101,22 @@ TEST(NarrowStates, EveryTierHasTheSameBits) {
   }
 }
 
-// A state as it is stored, in fp32. In 8 bits: as blocks8_test has compared with a search.
+// A state as it is stored, in fp32.
 at::Tensor stored(const at::Tensor& state, int bits, bool has_sign) {
   if (bits == 32) return state;
   if (bits == 16) return state.to(at::kBFloat16).to(at::kFloat);
-  const auto map = has_sign ? kernels::CodeMap::Signed : kernels::CodeMap::Unsigned;
-  const auto values = state.contiguous(), rounded = at::empty_like(values);
-  std::vector<char> blocks(static_cast<std::size_t>(kernels::state_block_bytes(values.numel())));
-  kernels::encode_blocks(blocks.data(), map, values.const_data_ptr<float>(), values.numel());
-  kernels::decode_blocks(rounded.mutable_data_ptr<float>(), map, blocks.data(), values.numel());
+  const Blocks8Reference reference(has_sign);
+  const auto rounded = state.contiguous().clone();
+  auto* const values = rounded.mutable_data_ptr<float>();
+  constexpr std::int64_t kBlock = 256;
+  for (std::int64_t begin = 0; begin < rounded.numel(); begin += kBlock) {
+    const auto end = std::min(begin + kBlock, rounded.numel());
+    float maximum = 0;
+    for (auto i = begin; i < end; ++i) maximum = std::max(maximum, std::fabs(values[i]));
+    if (maximum < 0x1p-96f) maximum = 0;
+    for (auto i = begin; i < end; ++i)
+      values[i] = maximum == 0 ? 0 : reference.value(reference.code(values[i], maximum), maximum);
+  }
   return rounded;
 }
 

@@ -122,8 +122,9 @@ std::string event_difference(const std::vector<Event>& scheduled, const std::vec
   return "";
 }
 
-// activations: null: not compared.
-std::string sent_difference(const Schedule& schedule, const LiveRecord& record, const Activations* activations) {
+// activations: null: not compared. first: of the data-parallel ranks, whose schedule it is.
+std::string sent_difference(const Schedule& schedule, const LiveRecord& record, const Activations* activations,
+                            bool first) {
   std::map<LiveRecord::Moment, std::vector<Event>> by_moment;
   for (const auto& event : schedule.events) by_moment[{event.step, event.micro, event.phase}].push_back(event);
   for (const auto& [moment, counted] : record.sent) {
@@ -138,8 +139,8 @@ std::string sent_difference(const Schedule& schedule, const LiveRecord& record, 
       if (want == have) continue;
       // How many rows go to experts of other ranks depends on the tokens.
       if (operation == "ep" && want.calls == have.calls) continue;
-      // The schedule is rank 0's; another one owns other parameters.
-      if (operation == "all_to_all" && want.calls == have.calls) continue;
+      // Another rank owns other parameters.
+      if (operation == "all_to_all" && !first && want.calls == have.calls) continue;
       return base::join(moment_text(moment), ", ", operation, ": the schedule has ", want.calls, " calls that send ",
                         want.bytes, " bytes, the communicator counted ", have.calls, " and ", have.bytes);
     }
@@ -269,7 +270,7 @@ std::string first_difference(const LiveExpectation& expected, const LiveRun& run
     const auto& schedule = expected.of_tensor_rank[j];
     const auto& record = run.ranks[rank];
     auto text = event_difference(schedule.events, record.events);
-    if (text.empty()) text = sent_difference(schedule, record, last ? &expected.activations : nullptr);
+    if (text.empty()) text = sent_difference(schedule, record, last ? &expected.activations : nullptr, rank < tensor);
     if (text.empty()) text = resting_difference(schedule, record);
     if (!text.empty()) return base::join("rank ", rank, "/", run.ranks.size(), ", ", text);
   }

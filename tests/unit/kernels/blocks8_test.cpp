@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/update_simd.h"
+#include "support/blocks8_reference.h"
 
 namespace zero::kernels::blocks8_test {
 namespace {
@@ -101,6 +102,7 @@ TEST_P(BlockTargets, CodesAreThoseOfASearch) {
   for (const auto map : {CodeMap::Signed, CodeMap::Unsigned}) {
     std::vector<float> values;
     const auto& shares = values_of(map);
+    const test::Blocks8Reference reference(map == CodeMap::Signed);
     const std::size_t count = map == CodeMap::Signed ? 128 : 256;
     // Blocks whose maximum is 1, with both sides of every border between two codes.
     for (std::size_t code = 1; code < count; ++code)
@@ -124,15 +126,18 @@ TEST_P(BlockTargets, CodesAreThoseOfASearch) {
       const auto end = std::min(values.size(), (block + 1) * kStateBlock);
       for (auto i = block * kStateBlock; i < end; ++i) maximum = std::max(maximum, std::fabs(values[i]));
       ASSERT_EQ(maximum_of(bytes, block), maximum);
-      for (auto i = block * kStateBlock; i < end; ++i)
+      for (auto i = block * kStateBlock; i < end; ++i) {
+        ASSERT_EQ(code_of(bytes, i), reference.code(values[i], maximum)) << values[i] << " of " << maximum;
         ASSERT_TRUE(is_nearest(map, code_of(bytes, i), values[i], maximum))
             << values[i] << " of " << maximum << " has code " << code_of(bytes, i);
+      }
       for (auto i = end; i < (block + 1) * kStateBlock; ++i) ASSERT_EQ(code_of(bytes, i), 0);
     }
     const auto back = decoded(map, bytes, values.size());
     for (std::size_t i = 0; i < values.size(); ++i)
-      ASSERT_FLOAT_EQ(back[i],
-                      shares[static_cast<std::size_t>(code_of(bytes, i))] * maximum_of(bytes, i / kStateBlock));
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(back[i]),
+                std::bit_cast<std::uint32_t>(reference.value(code_of(bytes, i), maximum_of(bytes, i / kStateBlock))))
+          << i;
   }
 }
 
