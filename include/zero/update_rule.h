@@ -24,8 +24,7 @@ struct UpdatePiece {
   std::int64_t count = 1;           // updates of this parameter, with this one; a frozen one counts none
   at::Tensor master;                // to be updated in place; in fp32 without offload it may be the parameter itself
   at::Tensor gradient;              // mean or sum over the ranks, unscaled and clipped. May be overwritten
-  std::vector<at::Tensor>
-      states;  // in the order of its UpdateRule::states(), to be updated in place. Zeros if count is 1
+  std::vector<at::Tensor> states;   // in the order of states(), to be updated in place. Zeros if count is 1
 };
 
 class ZERO_API UpdateRule {

@@ -7,18 +7,10 @@
 #include <mutex>
 
 #include "parity/training.h"
+#include "support/require.h"
 
 namespace zero::test::engine_test {
 namespace {
-
-std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
-}
 
 // The error with which each rank ends.
 std::vector<std::string> errors_of(int world, const std::function<void(std::shared_ptr<Communicator>)>& body) {

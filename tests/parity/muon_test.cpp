@@ -9,6 +9,7 @@
 #include <set>
 
 #include "support/folder.h"
+#include "support/require.h"
 
 namespace zero::test::muon_test {
 namespace {
@@ -197,20 +198,11 @@ TEST(Muon, TheOtherRateFollowsTheScheduleAndAGroupHasItsOwn) {
   EXPECT_NEAR(moved("", "up.bias", 0.1), 0.006, 1e-3);
 }
 
-std::string fault_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 TEST(Muon, WhatCannotBeIsRefusedInWords) {
   const TempFolder folder;
   run_ranks(1, [&](std::shared_ptr<Communicator> comm) {
     const auto fault = [&](const std::string& zero, const std::string& more) {
-      return fault_of([&] { Engine(Net(), options(zero, more), comm); });
+      return message_of<ConfigError>([&] { Engine(Net(), options(zero, more), comm); });
     };
     EXPECT_NE(fault(R"({"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": ")" + folder.path().string() +
                         R"("}})",
@@ -221,7 +213,7 @@ TEST(Muon, WhatCannotBeIsRefusedInWords) {
                   .find("got Muon with masters or optimizer states in 16 bits, expected fp32"),
               std::string::npos);
   });
-  const auto zero_rate = fault_of(
+  const auto zero_rate = message_of<ConfigError>(
       [] { Options::from_json(R"({"train_batch_size": 1, "optimizer": {"type": "Muon", "params": {"lr": 0}}})"); });
   EXPECT_NE(zero_rate.find("got 0 for Muon, expected a number above 0"), std::string::npos) << zero_rate;
 }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "support/folder.h"
+#include "support/require.h"
 
 namespace zero::test::update_rule_test {
 namespace {
@@ -250,20 +251,11 @@ class Named : public Rms {
   double lr_;
 };
 
-std::string fault_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "none";
-}
-
 TEST(UpdateRule, WhatCannotBeIsRefusedInWords) {
   run_ranks(1, [&](std::shared_ptr<Communicator> comm) {
     const auto made = [&](std::shared_ptr<UpdateRule> rule, const Options& given) {
       torch::nn::Sequential model(torch::nn::Linear(64, 128));  // enough to be divided between tiers
-      return fault_of([&] { Engine(model, given, comm, std::move(rule)); });
+      return message_of<ConfigError>([&] { Engine(model, given, comm, std::move(rule)); });
     };
     const auto plain = options(R"({"stage": 1})");
     using Names = std::vector<std::string>;
@@ -297,13 +289,15 @@ TEST(UpdateRule, RanksCompareWhatTheyChoose) {
     auto model = models[static_cast<std::size_t>(comm->rank())];
     Engine engine(model, options(R"({"stage": 1})"), comm, rule);
     engine.backward(loss_of(model, comm->rank(), 0));
-    EXPECT_NE(fault_of([&] { engine.step(); }).find("or other numbers of the program's optimizer, on rank 0 than on"),
+    EXPECT_NE(message_of<ConfigError>([&] {
+                engine.step();
+              }).find("or other numbers of the program's optimizer, on rank 0 than on"),
               std::string::npos);
   });
   run_ranks(2, [&](std::shared_ptr<Communicator> comm) {
     const auto name = "Rule" + std::to_string(comm->rank());
     auto rule = std::make_shared<Named>(name, std::vector<std::string>{"square_avg"}, kRate);
-    EXPECT_NE(fault_of([&] {
+    EXPECT_NE(message_of<ConfigError>([&] {
                 Engine(make_model(), options(R"({"stage": 1})"), comm, rule);
               }).find("optimizer of the program = Rule"),
               std::string::npos);

@@ -8,7 +8,6 @@
 #include <torch/types.h>
 #include <zero/library.h>
 
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,16 +16,6 @@
 #include "support/require.h"
 
 namespace zero::test {
-
-// The error's text; empty when there is none.
-inline std::string message_of(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const std::exception& e) {
-    return e.what();
-  }
-  return "";
-}
 
 // `zero` and `extra`: further keys of zero_optimization and of the top level, each with a leading comma.
 inline Options small_options(int stage, const std::string& zero = "", const std::string& extra = "") {

@@ -10,7 +10,9 @@
 #include "optim/owners.h"
 
 namespace zero::engine {
+namespace {
 
+// Newton-Schulz towards the nearest matrix whose singular values are one.
 at::Tensor orthogonal(const at::Tensor& moved, std::int64_t steps, at::ScalarType products) {
   constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315;  // Muon's
   auto x = moved.to(products);
@@ -23,6 +25,8 @@ at::Tensor orthogonal(const at::Tensor& moved, std::int64_t steps, at::ScalarTyp
   }
   return (tall ? x.t() : x).to(moved.scalar_type());
 }
+
+}  // namespace
 
 MuonRule::MuonRule(std::set<std::string> matrices, const optim::ShardedOptimizer& optimizer)
     : matrices_(std::move(matrices)), optimizer_(optimizer) {}

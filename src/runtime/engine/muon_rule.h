@@ -11,9 +11,6 @@
 
 namespace zero::engine {
 
-// Newton-Schulz towards the nearest matrix whose singular values are one. moved: fp32, two dimensions.
-at::Tensor orthogonal(const at::Tensor& moved, std::int64_t steps, at::ScalarType products);
-
 class MuonRule final : public UpdateRule {
  public:
   // matrices: names of the parameters that it updates. `optimizer` must outlive it.
